@@ -38,10 +38,11 @@ class ProcessSight(Protocol):
 class DriverWatch(Protocol):
     """Knows whether the process of a driver or worker is alive, if the cluster can see it."""
 
-    def is_gone(self, driver: DriverProcess) -> bool:
+    def is_gone(self, driver: DriverProcess, *, is_member: bool = False) -> bool:
         """Whether the process has ended, as far as is known now.
 
-        Ask again: a process on another machine is watched from the first question on.
+        Ask again: a process on another machine is watched from the first question on. Members of
+        groups, of which there may be many, do not count as others.
         """
         ...
 

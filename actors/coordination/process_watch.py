@@ -10,11 +10,17 @@ An answer is news: whoever acts on it must be safe if it is wrong.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from oncelog.actors.interfaces import CONTROLLER_ACTOR, ProcessSight, Transport, broker_actor
+from oncelog.actors.interfaces import (
+    CONTROLLER_ACTOR,
+    DriverWatch,
+    ProcessSight,
+    Transport,
+    broker_actor,
+)
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.brokers import (
@@ -33,6 +39,9 @@ SEARCH_INTERVAL_MS: Final = 5_000
 
 WATCHED_MAX: Final = 2_000
 """Processes on other machines that are watched; of one more nothing is known."""
+
+MEMBERS_WATCHED_MAX: Final = 2_000
+"""The same of those that are watched as members of groups, which take no other's place."""
 
 FORGET_AFTER_MS: Final = 60_000
 """A process that nobody has asked about for so long is not watched any more."""
@@ -70,6 +79,8 @@ class ProcessWatch:
         self._looking: asyncio.Task[None] | None = None
         self._asked_ms: dict[DriverProcess, float] = {}
         """The processes on other machines that are watched, and when they were last asked about."""
+        self._members_asked_ms: dict[DriverProcess, float] = {}
+        """The same of members."""
         self._gone: set[DriverProcess] = set()
         self._places: dict[str, _Place] = {}
         """By machine, those of watched processes."""
@@ -78,20 +89,23 @@ class ProcessWatch:
         """See ``ProcessSight.lives``: of this machine only."""
         return self._own.lives(process)
 
-    def is_gone(self, driver: DriverProcess) -> bool:
+    def is_gone(self, driver: DriverProcess, *, is_member: bool = False) -> bool:
         """See ``DriverWatch.is_gone``; call it on the event loop."""
         lives = self._own.lives(driver)
         if lives is not None:
             return not lives
-        if driver in self._asked_ms or len(self._asked_ms) < WATCHED_MAX:
-            self._asked_ms[driver] = loop_ms()
+        asked_ms, count_max = self._asked_ms, WATCHED_MAX
+        if is_member:
+            asked_ms, count_max = self._members_asked_ms, MEMBERS_WATCHED_MAX
+        if driver in asked_ms or len(asked_ms) < count_max:
+            asked_ms[driver] = loop_ms()
             if self._looking is None:
                 self._looking = self._tasks.spawn(self._look())
         return driver in self._gone
 
     async def _look(self) -> None:
         """The task that asks, while anything is watched."""
-        while self._asked_ms:
+        while self._asked_ms or self._members_asked_ms:
             for machine, processes in self._watched().items():
                 place = self._places.setdefault(machine, _Place())
                 if place.call is not None:
@@ -107,12 +121,15 @@ class ProcessWatch:
     def _watched(self) -> dict[str, list[DriverProcess]]:
         """The processes of each machine that are not known to be gone; forgets old ones."""
         oldest_ms = loop_ms() - FORGET_AFTER_MS
-        self._asked_ms = {one: ms for one, ms in self._asked_ms.items() if ms >= oldest_ms}
-        self._gone &= self._asked_ms.keys()
-        machines = {one.machine for one in self._asked_ms}
+        for asked_ms in (self._asked_ms, self._members_asked_ms):
+            for process in [one for one, ms in asked_ms.items() if ms < oldest_ms]:
+                del asked_ms[process]
+        asked = dict.fromkeys((*self._asked_ms, *self._members_asked_ms))
+        self._gone &= asked.keys()
+        machines = {one.machine for one in asked}
         self._places = {name: one for name, one in self._places.items() if name in machines}
         watched: dict[str, list[DriverProcess]] = {}
-        for process in self._asked_ms:
+        for process in asked:
             if process not in self._gone:
                 watched.setdefault(process.machine, []).append(process)
         return watched
@@ -154,6 +171,19 @@ class ProcessWatch:
             if lives is False
         }
         return all(lives is not None for lives in reply.lives)
+
+
+async def ended_members(
+    watch: DriverWatch, processes: Iterable[DriverProcess]
+) -> set[DriverProcess]:
+    """Those of the members' processes that have ended; other calls have a turn in between."""
+    ended = set()
+    for count, process in enumerate(dict.fromkeys(processes)):
+        if count and count % LOOKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if watch.is_gone(process, is_member=True):
+            ended.add(process)
+    return ended
 
 
 async def described_processes(

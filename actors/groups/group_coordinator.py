@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
+from oncelog.actors.coordination.process_watch import ended_members
 from oncelog.actors.coordination.runtime import client_error_of_append
 from oncelog.actors.groups.apply_queue import ApplyQueue, ShardState
 from oncelog.actors.groups.share_coordinator import ShareCoordinator
@@ -342,17 +343,21 @@ class GroupCoordinator:
         has_any = True
         while has_any:
             await asyncio.sleep(PROCESS_SCAN_MS / 1_000)
-            has_any = self.remove_ended()
+            has_any = await self.remove_ended()
         self._scan = None
 
-    def remove_ended(self) -> bool:
+    async def remove_ended(self) -> bool:
         """Remove members whose process has ended, as if they had left; whether any is watched.
 
         If such news is wrong the member is told so by its next call, and joins again.
         """
+        processes = [process for _, _, process in self._machine.processes()]
+        ended = await ended_members(self._drivers, processes)
+        is_led = self._check_leadership() is ErrorCode.NONE
+        if not is_led or self._epoch != self.replica.leader_epoch:
+            return False
+        # As of now: members may have come and gone meanwhile.
         watched = self._machine.processes()
-        processes = {process for _, _, process in watched}
-        ended = {process for process in processes if self._drivers.is_gone(process)}
         for group_id, member_id, process in watched:
             if process not in ended:
                 continue

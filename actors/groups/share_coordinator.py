@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol, TypeVar
 from msgspec import structs
 
 from oncelog.actors.coordination.cluster_view import ClusterView
+from oncelog.actors.coordination.process_watch import ended_members
 from oncelog.actors.groups.apply_queue import ApplyQueue
 from oncelog.actors.groups.key_reader import KeyReader
 from oncelog.actors.interfaces import Clock, DriverWatch, Transport, leader_address
@@ -530,18 +531,17 @@ class ShareCoordinator:
         """The task that looks for them, while there are any."""
         while self._sessions:
             await asyncio.sleep(SESSION_SCAN_MS / 1_000)
-            self.end_sessions()
+            await self.end_sessions()
         self._scan = None
 
-    def end_sessions(self) -> None:
+    async def end_sessions(self) -> None:
         """Remove the members that were silent for too long, or whose process is gone."""
+        processes = [one.process for one in self._sessions.values() if one.process is not None]
+        ended = await ended_members(self._drivers, processes)
         now_ms = loop_ms()
-        is_gone: dict[DriverProcess, bool] = {}
+        # As of now: there are none any more if this shard is not led here any more.
         for (group_id, member_id), session in list(self._sessions.items()):
-            process = session.process
-            if process is not None and process not in is_gone:
-                is_gone[process] = self._drivers.is_gone(process)
-            is_over = now_ms >= session.deadline_ms or (process is not None and is_gone[process])
+            is_over = now_ms >= session.deadline_ms or session.process in ended
             if is_over and not session.is_ending:
                 session.is_ending = True
                 self._spawn(self._end_session(group_id, member_id, session))

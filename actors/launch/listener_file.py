@@ -18,7 +18,7 @@ from oncelog.actors.interfaces import Background, ProcessSight
 from oncelog.actors.replica.data_directory import read_identity
 from oncelog.actors.rpc.listener_directory import LISTENER_FILE, NamedListener, read_named
 from oncelog.storage.disk.file_system import FileSystem
-from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError
+from oncelog.storage.exceptions import CorruptDataError, InvalidSettingError, OncelogError
 
 _logger = logging.getLogger(__name__)
 
@@ -57,15 +57,23 @@ class ListenerFile:
                 self._problem = ""
             except (OSError, CorruptDataError, InvalidSettingError) as error:
                 # Commands go on through Ray; a full disk may have room again.
-                if str(error) != self._problem:
-                    _logger.warning(
-                        "%s cannot be written: %s — commands here join Ray meanwhile; "
-                        "make room, or the directory writable",
-                        LISTENER_FILE,
-                        error,
-                    )
-                self._problem = str(error)
+                self._report(error, "make room, or the directory writable")
+            except Exception as error:
+                # Ray's own errors too, as it ends: the file is not worth an actor's life.
+                self._report(error, "see whether Ray runs here")
             await asyncio.sleep(CHECK_S)
+
+    def _report(self, error: Exception, advice: str) -> None:
+        problem = str(error) or repr(error)
+        if problem != self._problem:
+            _logger.warning(
+                "%s cannot be written: %s — commands here join Ray meanwhile; %s",
+                LISTENER_FILE,
+                problem,
+                advice,
+                exc_info=None if isinstance(error, (OSError, OncelogError)) else error,
+            )
+        self._problem = problem
 
     def write(self, own: NamedListener) -> None:
         """Name ``own``, if the directory is that broker's and names no process that lives.
@@ -80,7 +88,10 @@ class ListenerFile:
         known = read_named(self._data_dir)
         if known == own or (known is not None and self._counts(known, own)):
             return
-        self._filesystem.write_atomically(self._data_dir / LISTENER_FILE, own.to_bytes())
+        # Under a name of its own first: the controller and the broker may write at the same time.
+        draft = self._data_dir / f"{LISTENER_FILE}.{own.actor}"
+        self._filesystem.write_atomically(draft, own.to_bytes())
+        self._filesystem.rename(draft, self._data_dir / LISTENER_FILE)
 
     def _counts(self, known: NamedListener, own: NamedListener) -> bool:
         """Whether the file names a process of this cluster that is alive, and not this one."""

@@ -30,6 +30,8 @@ class ProcessTable:
 
     def __init__(self, host: str) -> None:
         self._host = host
+        self._known_machine: tuple[int, str] | None = None
+        """The scope, and the process that has found it: a fork may be in another one."""
 
     def lives(self, process: DriverProcess) -> bool | None:
         """See ``ProcessSight.lives``. A zombie is dead."""
@@ -66,6 +68,15 @@ class ProcessTable:
 
     def _machine(self) -> str | None:
         """The scope in which pids and start times are valid, or ``None`` if unknown."""
+        known, own_id = self._known_machine, os.getpid()
+        if known is not None and known[0] == own_id:
+            # A process keeps it, and reading it takes longer than to look at another process.
+            return known[1]
+        machine = self._read_machine()
+        self._known_machine = None if machine is None else (own_id, machine)
+        return machine
+
+    def _read_machine(self) -> str | None:
         try:
             if os.readlink(_PROC / "self") != str(os.getpid()):
                 # This /proc belongs to another pid namespace: it shows other processes.

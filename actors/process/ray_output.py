@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from oncelog.actors.interfaces import ACTOR_CLASSES, CONTROLLER_ACTOR, LOG_ACTORS, WORKER_ACTORS
+from oncelog.actors.interfaces import ACTOR_CLASSES, CONTROLLER_ACTOR, WORKER_ACTORS
 
 NAME_MARK: Final = ":actor_name:"
 """Begins a line of such a file that says whose the next lines are: a class, then an actor."""
@@ -23,6 +23,12 @@ NAME_WITHIN_BYTES: Final = 65_536
 """The name is so near the beginning of the file."""
 
 _DEATH: Final = re.compile(r"worker died or was killed.*?Worker ID: ([0-9a-f]+)", re.DOTALL)
+_LOG_ACTOR: Final = re.compile(
+    rf"{CONTROLLER_ACTOR}|broker:\d+|(partitions|transaction|group):\d+@\d+"
+    r"|partition:[A-Za-z0-9._-]+-\d+@\d+"
+)
+"""The whole name: a program's own actor may be called ``group:of-three``."""
+
 _OF_MANY_ACTORS: Final = "worker processes have been started"
 _PRINTER: Final = "ray_print_logs"
 
@@ -72,9 +78,12 @@ class OwnOutput:
 
 
 def is_log_actor(name: str) -> bool:
-    """Whether Ray's name of an actor, or that of its class, is one of the log's."""
-    prefixes = tuple(prefix for prefix in LOG_ACTORS if prefix != CONTROLLER_ACTOR)
-    return name in {CONTROLLER_ACTOR, *ACTOR_CLASSES} or name.startswith(prefixes)
+    """Whether Ray's name of an actor, or that of its class, is one of the log's.
+
+    While an actor begins, Ray tells its class alone; a class of the program of one of these names
+    cannot be told apart.
+    """
+    return name in ACTOR_CLASSES or _LOG_ACTOR.fullmatch(name) is not None
 
 
 def actor_of_file(path: Path) -> str:

@@ -169,9 +169,14 @@ class Certificates:
         return f"{text} ({', '.join(shown)})"
 
 
+def are_connections_secured() -> bool:
+    """Whether a connection of this process is secured, or else not made."""
+    return bool(_names_in_use())
+
+
 def is_ray_plain() -> bool:
     """Whether our connections are secured, but calls through Ray are not."""
-    return bool(_names_in_use()) and not is_secured()
+    return are_connections_secured() and not is_secured()
 
 
 def _names_in_use() -> tuple[str, ...]:

@@ -6,9 +6,10 @@ tells where the others listen (``ListenerDirectory``): it asks Ray, of which it 
 ``DirectTransport`` is the caller's side.
 
 The file proves nothing by itself. It has the listener's token, which is new in each life of its
-actor, so who answers there and proves to know it is the process that wrote the file. The caller
-proves it too, keyed with Ray's own token where the cluster has one, or that it is a user: what it
-would prove had Ray told it the address (``handshake.py``, ``docs/adr/0031``).
+actor, so who answers there and proves to know it is the process that wrote the file. A program
+proves it too, keyed with Ray's own token where the cluster has one (``handshake.py``,
+``docs/adr/0031``). A user proves his password instead, and only TLS tells him who answers. So
+without TLS he calls only a process that is seen to live (``NamedListener.may_be_called_by``).
 
 One file: what is written, who answers and who asks are one protocol.
 """
@@ -27,11 +28,14 @@ from typing import Any, Final, Protocol
 from msgspec import structs
 
 from oncelog.actors.interfaces import LOG_ACTORS
+from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import FindListenerReply, FindListenerRequest
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.rpc.actor_transport import ActorTransport, RayCalls
 from oncelog.actors.rpc.call_meter import NO_REPORTS, UNMETERED, CallReports, MeteredCall
+from oncelog.actors.rpc.certificates import are_connections_secured
 from oncelog.actors.rpc.handshake import Identity
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.storage.errors import ErrorCode
@@ -62,6 +66,30 @@ class NamedListener:
     address: ListenerAddress
     ray_address: str
     process: DriverProcess | None = None
+
+    @property
+    def processes(self) -> ProcessTable:
+        """The processes of this machine, under the name by which the cluster knows it.
+
+        On another machine it knows nothing of them.
+        """
+        # The name of the machine comes first.
+        machine = "" if self.process is None else self.process.machine
+        return ProcessTable(machine.partition(" ")[0])
+
+    def lives(self) -> bool | None:
+        """Whether the process lives; ``None`` if that cannot be seen from here."""
+        return None if self.process is None else self.processes.lives(self.process)
+
+    def may_be_called_by(self, identity: Identity) -> bool:
+        """Whether to connect to the address: once the process has ended, anybody may have its port.
+
+        From a login by password without TLS, whoever answers can find the password by guessing.
+        """
+        lives = self.lives()
+        return lives is True or (
+            lives is None and (not identity.is_user or are_connections_secured())
+        )
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
@@ -160,12 +188,13 @@ def ray_token_here() -> bytes:
 # --- the servers ------------------------------------------------------------------------------
 
 FIND_TIMEOUT_MS: Final = 1_500
-"""Deadline of one question to Ray; its caller waits a little longer."""
+"""Deadline of one question to Ray, its turn included; its caller waits a little longer."""
 
-FINDS_AT_ONCE_MAX: Final = 64
+FINDS_AT_ONCE_MAX: Final = 4
 """Such questions at a time in one process; others wait their turn.
 
-For an actor that is not known yet Ray is asked in a thread, of which a process has few.
+For an actor that is not known yet Ray is asked in a thread of the process's default executor. That
+has few, 5 on a machine with one core, and a question to a Ray that hangs keeps its thread.
 """
 
 
@@ -185,13 +214,27 @@ class ListenerDirectory:
     def __init__(self, ray: ToldListeners) -> None:
         self._ray = ray
         self._at_once = asyncio.Semaphore(FINDS_AT_ONCE_MAX)
+        self._asking: set[asyncio.Future[ListenerAddress | ErrorCode | None]] = set()
+        """The questions that are open, also those that nobody waits for any more."""
 
     async def find_listener(self, request: FindListenerRequest) -> FindListenerReply:
         """Where that actor listens now. Who may know the token is decided by ``access``."""
         if not request.actor.startswith(LOG_ACTORS):
             return request.failed(ErrorCode.INVALID_REQUEST, "that is no actor of the log")
-        async with self._at_once:
-            told = await self._ray.told_listener(request.actor, timeout_ms=FIND_TIMEOUT_MS)
+        deadline_ms = loop_ms() + FIND_TIMEOUT_MS
+        try:
+            await asyncio.wait_for(self._at_once.acquire(), FIND_TIMEOUT_MS / 1_000)
+        except asyncio.TimeoutError:
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT, "Ray is asked for too much here")
+        asking = asyncio.ensure_future(
+            self._ray.told_listener(request.actor, timeout_ms=FIND_TIMEOUT_MS)
+        )
+        self._asking.add(asking)
+        asking.add_done_callback(self._asked)
+        await asyncio.wait((asking,), timeout=max(deadline_ms - loop_ms(), 0) / 1_000)
+        if not asking.done():
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT, "Ray does not answer")
+        told = asking.result()
         if isinstance(told, ErrorCode):
             return FindListenerReply(absence=told)
         if told is None:
@@ -199,6 +242,11 @@ class ListenerDirectory:
         return FindListenerReply(
             host=told.host, port=told.port, token=told.token, is_keyed=told.is_keyed
         )
+
+    def _asked(self, asking: asyncio.Future[ListenerAddress | ErrorCode | None]) -> None:
+        # Only now is its thread free.
+        self._asking.discard(asking)
+        self._at_once.release()
 
 
 # --- the caller -------------------------------------------------------------------------------
@@ -223,7 +271,7 @@ class DirectTransport:
         identity: Identity,
         reports: CallReports = NO_REPORTS,
     ) -> None:
-        self._calls = _DirectCalls(data_dir, named)
+        self._calls = _DirectCalls(data_dir, named, identity)
         self._connections = ActorTransport(
             self._calls, reports, identity, has_ray=lambda: self._calls.ray is not None
         )
@@ -247,10 +295,11 @@ class _DirectCalls:
 
     connections: ActorTransport
 
-    def __init__(self, data_dir: Path, named: NamedListener) -> None:
+    def __init__(self, data_dir: Path, named: NamedListener, identity: Identity) -> None:
         self.ray: RayCalls | None = None
         self._data_dir = data_dir
         self._named = named
+        self._identity = identity
         self._ray_token = ray_token_here()
 
     async def call(
@@ -281,6 +330,8 @@ class _DirectCalls:
             if reply.error is ErrorCode.NONE:
                 return self._told(reply)
         self._named = await asyncio.to_thread(self._named_now)
+        if not self._named.may_be_called_by(self._identity):
+            return ErrorCode.NETWORK_EXCEPTION
         if actor == self._named.actor:
             return self._named.address.keyed(self._ray_token)
         reply = await self.connections.call(

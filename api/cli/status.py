@@ -564,8 +564,8 @@ def _seen_directly(args: Arguments) -> ClusterStatus | None:
     link = direct_link(data_dir_of(args), login, ray_address=args.address)
     if link is None:
         return None
-    seen = asyncio.run(_collected(link))
     try:
+        seen = asyncio.run(_collected(link))
         link.check(seen.metadata)
     except NotReachedError:
         return None
@@ -574,6 +574,8 @@ def _seen_directly(args: Arguments) -> ClusterStatus | None:
 
 async def _collected(link: DirectLink) -> ClusterStatus:
     try:
+        # A controller that hangs must not cost all the time that ``collect`` gives it.
+        await link.probe(link.connections)
         return await collect(
             link.connections, address=link.address, dashboard_url=link.dashboard_url
         )

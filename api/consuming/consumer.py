@@ -598,6 +598,7 @@ class Consumer(Blocking[AsyncConsumer], ProcessBound):
         random: Random,
     ) -> None:
         super().__init__(loop_thread, AsyncConsumer(router, settings, random))
+        loop_thread.call_when_closed(self._client._core._report.stop)
         close_if_forgotten(self, loop_thread, self._client._core)
 
     @property

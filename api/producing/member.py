@@ -88,6 +88,7 @@ class TransactionMember(SyncSending):
         self._membership = membership
         self._core = _member_core(router, settings, membership, random, loop_thread.loop)
         super().__init__(self._core.sender, loop_thread)
+        loop_thread.call_when_closed(self._core._report.stop)
 
     def enlist(self) -> bool:
         """Join the run, durably; return false if the token is committed: there is nothing to write.

@@ -305,6 +305,7 @@ class Producer(SyncSending):
             router=router, settings=settings, random=random, loop=loop_thread.loop
         )
         super().__init__(self._core.sender, loop_thread)
+        loop_thread.call_when_closed(self._core._report.stop)
         close_if_forgotten(self, loop_thread, self._core)
 
     def init_transactions(

@@ -16,7 +16,12 @@ from oncelog.api.consuming.fetch_buffer import VisibleBatches, visible_batches
 from oncelog.api.records import QueueRecord
 from oncelog.api.session.committed_offsets import is_retriable, list_offsets
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError, exception_for
+from oncelog.storage.exceptions import (
+    CorruptDataError,
+    CorruptRecordError,
+    OncelogError,
+    exception_for,
+)
 from oncelog.storage.model import EARLIEST_TIMESTAMP, IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import decode_rows
 
@@ -36,8 +41,8 @@ class ReadRuns:
     """What reading acquired runs of a partition gave.
 
     ``gaps`` are acquired offsets at which there is no record to see. ``unread`` are the runs that
-    must be read again later: their leader is away, or has said enough for now. ``released`` are of
-    a topic that the leader does not have: it was deleted, and another may have its name.
+    must be read again later: their leader is away or out of date, or has said enough for now.
+    ``released`` are of a topic that was deleted, and another has its name.
     """
 
     records: list[QueueRecord] = field(default_factory=list)
@@ -78,8 +83,10 @@ async def read_runs(
                 position = _pass(read, left, start, [])
                 continue
             if reply.error is ErrorCode.UNKNOWN_TOPIC_ID:
-                # No gaps: the leader, too, may be the one that is out of date.
-                read.released, left = left, []
+                # Released, they count as delivered: not while only the leader is out of date. No
+                # gaps: the metadata, too, may be older than the runs.
+                if await _is_remade(router, topic_partition.topic, left[0].topic_id):
+                    read.released, left = left, []
                 break
             if reply.error is not ErrorCode.NONE:
                 if is_retriable(reply.error):
@@ -99,6 +106,15 @@ async def read_runs(
     # Runs of different delivery counts were read one after another.
     read.records.sort(key=_offset_of)
     return read
+
+
+async def _is_remade(router: Router, topic: str, topic_id: str) -> bool:
+    """Whether another topic than that of ``topic_id`` has the name now; false if unknown."""
+    try:
+        known = await router.metadata((topic,), refresh=True)
+    except OncelogError:
+        return False
+    return topic in known and known[topic].topic_id != topic_id
 
 
 async def _visible_at(

@@ -168,6 +168,7 @@ class Queue(Blocking[AsyncQueue], ProcessBound):
     ) -> None:
         client = AsyncQueue(router, settings, topics, random, call_soon=loop_thread.call_soon)
         super().__init__(loop_thread, client)
+        loop_thread.call_when_closed(client._core._report.stop)
         close_if_forgotten(self, loop_thread, client._core)
 
     @property

@@ -2,7 +2,8 @@
 
 A client adds up whole numbers and durations per batch, request or call, never per record. Its
 ``ClientReport`` reads these totals every ``metrics_interval_ms``, and once more when the client
-closes, and passes on what was added since. ``metrics()`` of a client reads the same totals.
+or its cluster closes, and passes on what was added since. ``metrics()`` of a client reads the same
+totals.
 
 Ray keeps one value of a gauge for a process, and a process may have many clients of one name. So
 their gauges are put together here: bytes and batches are summed, of times the longest counts.
@@ -227,5 +228,5 @@ class ClientReport:
     def _drop(self, series: _Series) -> None:
         metric, tags, former = self._gauges.pop(series)
         combined = self._process.combined(series, metric, self._number, None)
-        if former and metric.rests_at_zero:
+        if former or not metric.rests_at_zero:
             self._reports.metrics.set(metric, combined, tags)

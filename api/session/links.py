@@ -137,9 +137,7 @@ class DirectLink:
         self.reports = NO_REPORTS
         self.connections = self.connections_as(identity)
         self.address = named.ray_address
-        # The name of the machine comes first in it; on another one nobody asks for its processes.
-        machine = "" if named.process is None else named.process.machine
-        self.processes = ProcessTable(machine.partition(" ")[0])
+        self.processes = named.processes
 
     @property
     def dashboard_url(self) -> str:
@@ -173,7 +171,8 @@ class DirectLink:
 
     def check(self, reply: MetadataReply) -> None:
         """Raise as ``ready`` does for this reply of the controller."""
-        if reply.error is ErrorCode.SASL_AUTHENTICATION_FAILED and self._is_alive():
+        is_refused = reply.error is ErrorCode.SASL_AUTHENTICATION_FAILED
+        if is_refused and self._named.lives() is True:
             raise exception_for(reply.error, reply.detail)
         if reply.error is not ErrorCode.NONE:
             raise NotReachedError(reply.detail or reply.error.name)
@@ -194,10 +193,6 @@ class DirectLink:
 
         direct.use_ray(RayTransport())
 
-    def _is_alive(self) -> bool:
-        process = self._named.process
-        return process is not None and self.processes.lives(process) is True
-
 
 def direct_link(
     data_dir: Path,
@@ -208,13 +203,18 @@ def direct_link(
 ) -> DirectLink | None:
     """A link to the cluster that runs on ``data_dir``; ``None`` if no listener is named there.
 
-    With ``ray_address`` only if it is of that Ray cluster. ``None`` also without Ray's token where
-    the cluster has one: whoever cannot join Ray is told so there. ``InvalidSettingError`` if
-    ``login`` cannot be proved.
+    With ``ray_address`` only if it is of that Ray cluster. ``None`` also if the process that is
+    named may have ended (``NamedListener.may_be_called_by``), and without Ray's token where the
+    cluster has one: whoever cannot join Ray is told so there. ``InvalidSettingError`` if ``login``
+    cannot be proved.
     """
     named = read_named(data_dir)
     if named is None or (ray_address is not None and ray_address != named.ray_address):
         return None
     if named.address.is_keyed and not ray_token_here():
         return None
-    return DirectLink(data_dir, named, login.identity(), join)
+    identity = login.identity()
+    if not named.may_be_called_by(identity):
+        _logger.info("%s: the process of the listener there is not seen to live", data_dir)
+        return None
+    return DirectLink(data_dir, named, identity, join)

@@ -21,11 +21,14 @@ sent, else that of its transaction, else none. Links are bounded by ``LINKS_MAX`
 *Off* means: no header, no span, nothing imported, and the compiled send path as it is. It is off
 without the package, and while the program has set no tracer provider when it makes the client.
 
+What the program's own tracing raises, such as a span processor, costs spans and nothing else.
+
 Source: OpenTelemetry, semantic conventions for messaging; W3C Trace Context.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span
+
+_logger = logging.getLogger(__name__)
 
 LINKS_MAX: Final = 128
 """Links of one span: OpenTelemetry's own default limit. Further contexts are not linked."""
@@ -111,6 +116,27 @@ class Tracing:
         self._known: tuple[Context, SendContext | None] | None = None
         """The context of the last record, and what it carries."""
         self._transaction: tuple[Span, SendContext | None] | None = None
+        self._reported: set[str] = set()
+        """What has failed, by the few names of ``_guarded``."""
+
+    @contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """A block of calls into the program's tracing; what they raise is logged once, and ends it.
+
+        Samplers, propagators and span processors are the program's, and may raise anything. What is
+        traced has mostly happened by then, and must not be taken for failed.
+        """
+        try:
+            yield
+        except Exception as error:
+            if what not in self._reported:
+                self._reported.add(what)
+                _logger.error(
+                    "tracing has raised for %s; it goes on without that span, and further "
+                    "failures of it are not reported — correct the tracer provider or propagator",
+                    what,
+                    exc_info=error,
+                )
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -125,11 +151,12 @@ class Tracing:
         return known[1]
 
     def _carried(self, context: Context) -> SendContext | None:
-        if not self._trace.get_current_span(context).get_span_context().is_valid:
-            return None
-        carrier: dict[str, str] = {}
-        self._propagate.inject(carrier, context)
-        headers = tuple((name, value.encode()) for name, value in carrier.items())
+        headers: tuple[tuple[str, bytes], ...] = ()
+        with self._guarded("headers"):
+            if self._trace.get_current_span(context).get_span_context().is_valid:
+                carrier: dict[str, str] = {}
+                self._propagate.inject(carrier, context)
+                headers = tuple((name, value.encode()) for name, value in carrier.items())
         return SendContext(context, headers) if headers else None
 
     def sending(self, send: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,6 +192,10 @@ class Tracing:
         self, batch: PendingBatch, now_s: float, error: OncelogError | None = None
     ) -> None:
         """The span of a batch whose outcome is known at ``now_s``, in seconds of the event loop."""
+        with self._guarded("send"):
+            self._batch_ended(batch, now_s, error)
+
+    def _batch_ended(self, batch: PendingBatch, now_s: float, error: OncelogError | None) -> None:
         delivery = batch.delivery
         contexts: tuple[SendContext, ...] = tuple(delivery.contexts or ())
         ended_ns = epoch_ns()
@@ -204,12 +235,13 @@ class Tracing:
     def begin_transaction(self, transactional_id: str) -> None:
         """A transaction begins, in the current span."""
         self.end_transaction("unfinished")
-        span = self._tracer.start_span(
-            "transaction",
-            attributes={**self._attributes, "oncelog.transactional_id": transactional_id},
-        )
-        carried = self._carried(self._trace.set_span_in_context(span))
-        self._transaction = (span, carried)
+        with self._guarded("transaction"):
+            span = self._tracer.start_span(
+                "transaction",
+                attributes={**self._attributes, "oncelog.transactional_id": transactional_id},
+            )
+            carried = self._carried(self._trace.set_span_in_context(span))
+            self._transaction = (span, carried)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -218,27 +250,35 @@ class Tracing:
         if transaction is None:
             yield
             return
-        span = self._tracer.start_span(
-            name,
-            context=self._trace.set_span_in_context(transaction[0]),
-            kind=self._trace.SpanKind.CLIENT,
-            attributes={**self._attributes, "messaging.operation.name": name},
-        )
+        span: Span | None = None
+        with self._guarded(name):
+            span = self._tracer.start_span(
+                name,
+                context=self._trace.set_span_in_context(transaction[0]),
+                kind=self._trace.SpanKind.CLIENT,
+                attributes={**self._attributes, "messaging.operation.name": name},
+            )
+        failure: BaseException | None = None
         try:
             yield
         except BaseException as error:
-            self._failed(span, error)
+            failure = error
             raise
         finally:
-            span.end()
+            with self._guarded(name):
+                if span is not None and failure is not None:
+                    self._failed(span, failure)
+                if span is not None:
+                    span.end()
         self.end_transaction(name)
 
     def end_transaction(self, outcome: str) -> None:
         """The open transaction, if there is one, has ended with ``outcome``."""
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
-            transaction[0].set_attribute("oncelog.outcome", outcome)
-            transaction[0].end()
+            with self._guarded("transaction"):
+                transaction[0].set_attribute("oncelog.outcome", outcome)
+                transaction[0].end()
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -248,11 +288,17 @@ class Tracing:
         That is a list of records, or of partitions with the batches that were read from them. The
         span belongs to the current one, else to the trace of the first record.
         """
-        self._receiving("poll", taken, group_id, began_ns).end()
+        with self._guarded("poll"):
+            self._receiving("poll", taken, group_id, began_ns).end()
 
-    def begin_process(self, batch: Any, group_id: str) -> Span:
-        """The span of a job's transaction, which begins with ``batch``, a list or a table."""
-        return self._receiving("process", batch, group_id, epoch_ns())
+    def begin_process(self, batch: Any, group_id: str) -> Span | None:
+        """The span of a job's transaction, which begins with ``batch``, a list or a table.
+
+        ``None`` if the program's tracing fails.
+        """
+        with self._guarded("process"):
+            return self._receiving("process", batch, group_id, epoch_ns())
+        return None
 
     def _receiving(self, name: str, taken: Any, group_id: str | None, began_ns: int) -> Span:
         contexts = self.contexts_of(taken)
@@ -296,8 +342,9 @@ class Tracing:
 
     def link(self, span: Span, batch: Any) -> None:
         """Link the contexts of further records of a job's transaction."""
-        for link in self._links(self.contexts_of(batch)):
-            span.add_link(link.context)
+        with self._guarded("link"):
+            for link in self._links(self.contexts_of(batch)):
+                span.add_link(link.context)
 
     def active(self, span: Span) -> AbstractContextManager[object]:
         """Make ``span`` the current one for a block; it goes on after it."""
@@ -307,10 +354,11 @@ class Tracing:
 
     def end_process(self, span: Span, outcome: str) -> None:
         """A job's transaction has ended with ``outcome``."""
-        span.set_attribute("oncelog.outcome", outcome)
-        if outcome != "commit":
-            span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, outcome))
-        span.end()
+        with self._guarded("process"):
+            span.set_attribute("oncelog.outcome", outcome)
+            if outcome != "commit":
+                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, outcome))
+            span.end()
 
 
 class ProcessSpan:

@@ -212,7 +212,7 @@ class CoordinatorWorld:
         self.actors[transaction_actor(0, 1)] = coordinator
         return coordinator
 
-    def is_gone(self, driver: DriverProcess) -> bool:
+    def is_gone(self, driver: DriverProcess, *, is_member: bool = False) -> bool:
         """See ``DriverWatch``: whom ``gone`` holds."""
         return driver in self.gone
 

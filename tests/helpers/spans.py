@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import propagate, trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -44,6 +44,38 @@ def kept_spans() -> Iterator[Spans]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace, "_TRACER_PROVIDER", provider)
         yield Spans(exporter)
+
+
+BROKEN = ("on_start", "on_end", "propagator")
+"""What of a program's tracing can raise."""
+
+
+class _Raising:
+    """A part of tracing whose methods of these names raise."""
+
+    def __init__(self, *broken: str) -> None:
+        self._broken = broken
+
+    def __getattr__(self, name: str) -> Any:
+        def method(*_: Any, **__: Any) -> None:
+            if name in self._broken:
+                raise RuntimeError(f"{name} of the program's own tracing")
+
+        return method
+
+
+@contextmanager
+def broken_tracing(what: str) -> Iterator[None]:
+    """For the block, a tracer provider that raises at ``what``, one of ``BROKEN``."""
+    provider: Any = TracerProvider()
+    provider.add_span_processor(_Raising(what))
+    propagator: Any = _Raising("inject", "extract")
+    propagator.fields = {"traceparent"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trace, "_TRACER_PROVIDER", provider)
+        if what == "propagator":
+            patch.setattr(propagate, "_HTTP_TEXT_FORMAT", propagator)
+        yield
 
 
 def id_of(span: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -14,9 +15,11 @@ from oncelog.actors.coordination.process_watch import (
     CALL_TIMEOUT_MS,
     FORGET_AFTER_MS,
     LOOK_MS,
+    LOOKED_AT_ONCE,
     SEARCH_INTERVAL_MS,
     ProcessWatch,
     described_processes,
+    ended_members,
 )
 from oncelog.actors.protocol.messages.brokers import DescribeProcessesRequest
 from oncelog.actors.protocol.messages.cluster import BrokerMetadata, MetadataReply, MetadataRequest
@@ -256,6 +259,54 @@ def test_so_many_processes_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         await until_gone(watch, *workers)
         await asyncio.sleep(5)
         assert [watch.is_gone(one) for one in workers] == [True, True, False]
+
+    play(scenario)
+
+
+def test_members_that_are_watched_take_no_place_of_drivers_and_holders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_watch, "WATCHED_MAX", 1)
+    monkeypatch.setattr(process_watch, "MEMBERS_WATCHED_MAX", 2)
+
+    async def scenario(brokers: Brokers, watch: ProcessWatch) -> None:
+        members = [process("m1", number) for number in range(3)]
+        driver = process("m2")
+        brokers.dead |= {*members, driver}
+        for _ in range(20):
+            ended = await ended_members(watch, members)
+            watch.is_gone(driver)
+            await asyncio.sleep(SCAN_S)
+        assert ended == {*members[:2]}
+        assert watch.is_gone(driver)
+        await asyncio.sleep(FORGET_AFTER_MS / 1_000 + 2)
+        assert (watch._asked_ms, watch._members_asked_ms, watch._looking) == ({}, {}, None)
+
+    play(scenario)
+
+
+def test_other_calls_have_a_turn_while_many_members_are_looked_at() -> None:
+    async def scenario(_: Brokers, watch: ProcessWatch) -> None:
+        looked, looked_before_a_turn = 0, []
+
+        class Counting:
+            def is_gone(self, driver: DriverProcess, *, is_member: bool = False) -> bool:
+                nonlocal looked
+                looked += 1
+                return watch.is_gone(driver, is_member=is_member)
+
+        async def other_calls() -> None:
+            while True:
+                looked_before_a_turn.append(looked)
+                await asyncio.sleep(0)
+
+        others = asyncio.ensure_future(other_calls())
+        members = [process("here", number) for number in range(5 * LOOKED_AT_ONCE)]
+        assert await ended_members(Counting(), [*members, *members]) == set()
+        others.cancel()
+        assert looked == len(members), "once each"
+        steps = [after - before for before, after in itertools.pairwise(looked_before_a_turn)]
+        assert max(steps) == LOOKED_AT_ONCE
 
     play(scenario)
 

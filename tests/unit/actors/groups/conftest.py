@@ -78,7 +78,7 @@ class Controller:
         self.fetch: Callable[[FetchRequest], FetchReply] = lambda request: FetchReply()
         self.gone: set[DriverProcess] = set()
 
-    def is_gone(self, driver: DriverProcess) -> bool:
+    def is_gone(self, driver: DriverProcess, *, is_member: bool = False) -> bool:
         return driver in self.gone
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:

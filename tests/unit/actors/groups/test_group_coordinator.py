@@ -12,6 +12,7 @@ from deadlines import until
 from msgspec import structs
 from virtual_time import give_turns
 
+from oncelog.actors.coordination import process_watch
 from oncelog.actors.protocol.messages.group import (
     LeaveGroupRequest,
     LeavingMember,
@@ -128,7 +129,7 @@ def test_a_member_that_is_wrongly_taken_for_dead_commits_nothing_and_joins_again
         named = {"generation_id": member.generation_id, "member_id": member.member_id}
         assert await shard.commit(5, **named) is ErrorCode.NONE
         shard.controller.gone.add(PROCESS)
-        assert shard.coordinator.remove_ended()
+        assert await shard.coordinator.remove_ended()
         shard.controller.gone.clear()
         for refused in (await shard.commit(6, **named), await shard.txn_commit(6, **named)):
             assert refused is ErrorCode.UNKNOWN_MEMBER_ID
@@ -140,12 +141,33 @@ def test_a_member_that_is_wrongly_taken_for_dead_commits_nothing_and_joins_again
     play(scenario)
 
 
+def test_what_a_look_at_processes_has_found_is_void_if_another_leads_meanwhile(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_watch, "LOOKED_AT_ONCE", 1)
+
+    async def scenario(shard: Shard) -> None:
+        await shard.enter(process=PROCESS)
+        await shard.enter(process=structs.replace(PROCESS, process_id=8), group_id="other")
+        shard.controller.gone.add(PROCESS)
+        looking = asyncio.ensure_future(shard.coordinator.remove_ended())
+        await asyncio.sleep(0)
+        assert not looking.done()
+        replica = shard.coordinator.replica
+        epoch = replica.leader_epoch + 1
+        replica.leadership = structs.replace(replica.leadership, leader_epoch=epoch)
+        assert not await looking
+        assert len(shard.coordinator._machine.processes()) == 2
+
+    play(scenario)
+
+
 def test_a_static_member_keeps_its_place_when_its_process_has_ended(play: Play) -> None:
     async def scenario(shard: Shard) -> None:
         static = {"group_instance_id": "w-0"}
         await shard.sync(await shard.enter(process=PROCESS, **static))
         shard.controller.gone.add(PROCESS)
-        assert not shard.coordinator.remove_ended()
+        assert not await shard.coordinator.remove_ended()
         assert await shard.state() == "Stable"
 
     play(scenario)

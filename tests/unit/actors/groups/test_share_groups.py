@@ -252,7 +252,7 @@ def test_the_locks_of_a_silent_member_end_and_those_of_one_that_is_heard_do_not(
         now_ms = 9_000
         assert await b.beat() is NONE
         now_ms = 11_000
-        shard.coordinator._shares.end_sessions()
+        await shard.coordinator._shares.end_sessions()
         await give_turns(50)
         assert await a.acknowledge(0, 0) is ErrorCode.UNKNOWN_MEMBER_ID
         assert await b.acknowledge(2, 2) == ()
@@ -265,12 +265,12 @@ def test_a_new_coordinator_gives_each_member_a_whole_session(play: Play) -> None
         a = await worker(shard, "a", process=PROCESS)
         assert await a.acquire(2) == [(0, 1)]
         await shard.crash()
-        shard.coordinator._shares.end_sessions()
+        await shard.coordinator._shares.end_sessions()
         await give_turns(50)
         assert await a.acknowledge(0, 0) == ()
         # It knows the member's process too, from its record.
         shard.controller.gone.add(PROCESS)
-        shard.coordinator._shares.end_sessions()
+        await shard.coordinator._shares.end_sessions()
         await give_turns(50)
         assert await a.acknowledge(1, 1) is ErrorCode.UNKNOWN_MEMBER_ID
 

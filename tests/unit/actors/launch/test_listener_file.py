@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 from virtual_time import give_turns
 
 from oncelog.actors.launch import listener_file
@@ -15,7 +17,7 @@ from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.replica.data_directory import DirectoryIdentity, write_identity
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.listener_directory import LISTENER_FILE, NamedListener, read_named
-from oncelog.storage.disk.file_system import RealFileSystem
+from oncelog.storage.disk.file_system import RealFileHandle, RealFileSystem
 
 
 class Processes:
@@ -121,6 +123,70 @@ def test_nothing_is_left_in_a_directory_that_nobody_has_claimed(
     (tmp_path / "meta.properties").unlink()
     file.write(named(1))
     assert list(tmp_path.iterdir()) == []
+
+
+class Overtaken(RealFileSystem):
+    """Runs ``other`` while the first file is being written."""
+
+    def __init__(self) -> None:
+        self.other: Callable[[], None] | None = None
+
+    def open(self, path: Path, *, create: bool) -> RealFileHandle:
+        handle = super().open(path, create=create)
+        other, self.other = self.other, None
+        if create and other is not None:
+            other()
+        return handle
+
+
+def test_the_controller_and_the_broker_may_write_at_the_same_time(
+    tmp_path: Path, file: ListenerFile, processes: Processes
+) -> None:
+    disk = Overtaken()
+    slow = ListenerFile(
+        tmp_path, file._describe, filesystem=disk, background=Here(), processes=processes
+    )
+    broker = named(2, actor="broker:1")
+    disk.other = lambda: file.write(broker)
+    slow.write(named(1))
+    assert disk.other is None
+    assert read_named(tmp_path) == named(1)
+    assert {path.name for path in tmp_path.iterdir()} == {LISTENER_FILE, "meta.properties"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("Ray is gone"), AttributeError("gcs_address"), RayError("Ray hangs")],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_hinders_the_file_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Any
+) -> None:
+    monkeypatch.setattr(listener_file, "CHECK_S", 0.0)
+    write_identity(RealFileSystem(), tmp_path, DirectoryIdentity(cluster_id="c1", broker_id=1))
+    failures = [error, error]
+
+    async def describe() -> NamedListener:
+        if failures:
+            raise failures.pop()
+        return named(1)
+
+    async def body() -> None:
+        file = ListenerFile(
+            tmp_path,
+            describe,
+            filesystem=RealFileSystem(),
+            background=Here(),
+            processes=Processes(),
+        )
+        keeping = asyncio.ensure_future(file.keep())
+        await give_turns()
+        keeping.cancel()
+
+    asyncio.run(body())
+    assert read_named(tmp_path) == named(1)
+    (told,) = caplog.records  # Once.
+    assert str(error) in told.getMessage()
 
 
 def test_a_file_that_is_lost_or_cannot_be_written_is_written_later(

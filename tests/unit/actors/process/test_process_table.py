@@ -82,6 +82,21 @@ def test_a_proc_of_another_space_of_process_ids_tells_nothing(monkeypatch):
     assert table.lives(structs.replace(driver, start_ticks=driver.start_ticks - 1)) is None
 
 
+def test_what_identifies_this_machine_is_read_once_in_each_process(monkeypatch):
+    """Hundreds of processes are looked at several times a second."""
+    real, read = os.readlink, []
+    monkeypatch.setattr(os, "readlink", lambda path: read.append(path) or real(path))
+    table = ProcessTable("here")
+    driver = table.process(os.getpid())
+    once = len(read)
+    assert [table.lives(driver) for _ in range(3)] == [True] * 3
+    assert len(read) == once > 0
+    # A fork of this process.
+    monkeypatch.setattr(os, "getpid", lambda: driver.process_id + 1)
+    assert table.lives(driver) is None
+    assert len(read) > once
+
+
 def test_a_later_process_of_the_same_id_is_another_one():
     table = ProcessTable("here")
     driver = table.process(os.getpid())

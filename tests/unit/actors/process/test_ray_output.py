@@ -8,13 +8,25 @@ from typing import Any
 
 import pytest
 
-from oncelog.actors.interfaces import ACTOR_CLASSES
+from oncelog.actors.interfaces import (
+    ACTOR_CLASSES,
+    CONTROLLER_ACTOR,
+    LOG_ACTORS,
+    actor_of,
+    broker_actor,
+    host_actor,
+)
 from oncelog.actors.launch import processes
 from oncelog.actors.process.ray_output import (
     OwnOutput,
     actor_of_file,
     is_log_actor,
     keep_own_output,
+)
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
 )
 
 DEATH = (
@@ -55,6 +67,25 @@ def test_the_classes_of_the_logs_actors_are_known() -> None:
     ours = {one.__name__ for one in kinds if issubclass(one, processes.ActorProcess)}
     assert ours - {"ActorProcess", "ReplicaProcess"} == {*ACTOR_CLASSES}
     assert all(map(is_log_actor, ACTOR_CLASSES))
+
+
+def test_the_names_of_the_logs_actors_are_known_and_no_others_that_begin_like_them() -> None:
+    names = [
+        CONTROLLER_ACTOR,
+        broker_actor(12),
+        host_actor(3, 12),
+        *(
+            actor_of(TopicPartition(topic, 3), 12)
+            for topic in ("flights.v-1", TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)
+        ),
+    ]
+    for prefix in LOG_ACTORS:
+        assert any(name.startswith(prefix) for name in names)
+        assert not is_log_actor(f"{prefix}of the program")
+    for name in names:
+        assert is_log_actor(name)
+        assert not is_log_actor(f"{name}x")
+        assert not is_log_actor(f"my {name}")
 
 
 def test_an_actor_is_known_by_the_last_name_at_the_beginning_of_its_file(tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
+from virtual_time import give_turns, run_virtually
 
+from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.access import Access, Rules, User
 from oncelog.actors.protocol.messages.base import Request
 from oncelog.actors.protocol.messages.cluster import FindListenerReply, FindListenerRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
-from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.actors.protocol.scram import ITERATIONS_MIN, make_credential
 from oncelog.actors.rpc import listener_directory
 from oncelog.actors.rpc.actor_transport import ActorConnection, connect
@@ -120,7 +123,7 @@ class FakeCluster:
             "actor": actor,
             "address": address,
             "ray_address": "10.0.0.1:6379",
-            "process": DriverProcess(machine="m", process_id=7, start_ticks=9),
+            "process": ProcessTable("h").process(os.getpid()),
         }
         return NamedListener(**{**fields, **changed})
 
@@ -347,6 +350,28 @@ def test_an_actor_that_does_not_exist_or_only_ray_reaches_is_told_so(tmp_path: P
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("identity", [ProgramIdentity(), UserIdentity("alice", PASSWORD)])
+def test_the_port_of_a_process_that_has_ended_is_not_called(
+    tmp_path: Path, identity: Identity
+) -> None:
+    """Whoever has it now would be told who the caller is."""
+
+    async def body() -> None:
+        async with (
+            running(door_of_alice()) as cluster,
+            direct(tmp_path, cluster, identity) as transport,
+        ):
+            alive = cluster.named().process
+            assert alive is not None
+            former = structs.replace(alive, start_ticks=alive.start_ticks - 1)
+            write(tmp_path, cluster.named(process=former).to_bytes())
+            for actor in ("controller", LEADER):
+                assert await process_of(transport, actor) is ErrorCode.NETWORK_EXCEPTION
+            assert cluster.asked == []
+
+    asyncio.run(body())
+
+
 class Ray:
     """Ray, once it has been joined."""
 
@@ -503,11 +528,37 @@ def test_few_questions_to_ray_are_open_at_a_time() -> None:
             asyncio.ensure_future(directory.find_listener(FindListenerRequest(actor=LEADER)))
             for _ in range(count)
         ]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await give_turns(20)
         assert len(open_count) == listener_directory.FINDS_AT_ONCE_MAX
         gate.set()
         replies = await asyncio.gather(*asked)
         assert len(open_count) == len(replies) == count
 
     asyncio.run(body())
+
+
+def test_a_ray_that_hangs_keeps_few_threads_and_nobody_waiting() -> None:
+    async def body() -> None:
+        gate, open_count = asyncio.Event(), 0
+
+        class Hanging:
+            async def told_listener(self, _actor: str, *, timeout_ms: int) -> None:
+                nonlocal open_count
+                open_count += 1
+                await gate.wait()
+
+        directory = ListenerDirectory(Hanging())
+        request = FindListenerRequest(actor=LEADER)
+        began_ms = loop_ms()
+        count = 2 * listener_directory.FINDS_AT_ONCE_MAX
+        replies = await asyncio.gather(*(directory.find_listener(request) for _ in range(count)))
+        assert {reply.error for reply in replies} == {ErrorCode.REQUEST_TIMED_OUT}
+        assert loop_ms() - began_ms <= listener_directory.FIND_TIMEOUT_MS
+        # Their threads hang still.
+        again = await directory.find_listener(request)
+        assert again.error is ErrorCode.REQUEST_TIMED_OUT
+        assert open_count == listener_directory.FINDS_AT_ONCE_MAX
+        gate.set()
+        assert (await directory.find_listener(request)).error is ErrorCode.NONE
+
+    run_virtually(body())

@@ -26,6 +26,7 @@ from oncelog.api.cli import status as cli_status
 from oncelog.api.cli.arguments import Arguments
 from oncelog.api.cli.status import CONDITIONS, FoundCondition
 from oncelog.api.cli.terminal import describe_error
+from oncelog.api.session.links import NotReachedError
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import (
     ClusterAuthorizationFailedError,
@@ -510,13 +511,49 @@ class ClosedConnections:
         self.story.append("close")
 
 
+async def no_answer(transport):
+    """Nothing is wrong so far."""
+
+
 def test_a_look_closes_its_connections(monkeypatch):
     connections = ClosedConnections()
     link = SimpleNamespace(
-        connections=connections, address="h:1", dashboard_url="", check=lambda metadata: None
+        connections=connections,
+        address="h:1",
+        dashboard_url="",
+        check=lambda metadata: None,
+        probe=no_answer,
     )
     monkeypatch.setattr(cli_status, "direct_link", lambda *_, **__: link)
     args = Arguments(data_dir=None, address=None)
     assert cli_status.look(args).metadata.error is ErrorCode.NETWORK_EXCEPTION
     assert connections.story[-1] == "close"
     assert connections.story.count("close") == 1
+
+
+def test_a_controller_that_hangs_is_asked_one_short_question_before_ray(monkeypatch):
+    class Hanging:
+        address, dashboard_url = "10.0.0.1:6379", ""
+
+        def __init__(self):
+            self.connections = self
+            self.asked = []
+
+        async def probe(self, transport):
+            self.asked.append("probe")
+            raise NotReachedError
+
+        async def call(self, actor, request, *, timeout_ms):
+            self.asked.append(actor)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+
+        def check(self, reply):
+            raise NotReachedError
+
+        def close(self):
+            """Nothing is open."""
+
+    link = Hanging()
+    monkeypatch.setattr(cli_status, "direct_link", lambda *_, **__: link)
+    assert cli_status._seen_directly(Arguments(data_dir=None, address=None)) is None
+    assert link.asked == ["probe"]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from opentelemetry import trace
-from spans import id_of, kept_spans, traceparent
+from spans import BROKEN, broken_tracing, id_of, kept_spans, traceparent
 
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
@@ -104,3 +104,23 @@ def test_turned_off_a_poll_makes_no_span(fake_cluster, run, spans):
     written(log, ())
     run(polling(fake_cluster, tracing=False))
     assert spans.names == []
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_tracing_that_raises_loses_no_record_and_is_reported_once(fake_cluster, run, caplog, what):
+    (log,) = fake_cluster.create("t")
+    written(log, (("traceparent", b"00-%032x-%016x-01" % (1, 2)),), ())
+
+    async def story():
+        options = {"group_id": "g", "auto_offset_reset": "earliest", "max_poll_records": 1}
+        consumer = AsyncConsumer(
+            fake_cluster.router(), ConsumerSettings.from_options(options), fake_cluster.random
+        )
+        await consumer.assign(TP)
+        taken = [await consumer.poll(500), await consumer.poll(500)]
+        await consumer.close()
+        return [record.offset for records in taken for record in records]
+
+    with broken_tracing(what):
+        assert run(story()) == [0, 1]
+    assert sum("tracing has raised" in one.message for one in caplog.records) == 1

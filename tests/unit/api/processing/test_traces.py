@@ -8,7 +8,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
 from process_world import VALUES, ProcessWorld
-from spans import id_of, kept_spans, traceparent
+from spans import BROKEN, broken_tracing, id_of, kept_spans, traceparent
 
 from oncelog.api.processing import loop as process_loop
 from oncelog.api.processing.loop import worker_settings
@@ -100,3 +100,14 @@ def test_a_worker_without_the_package_fails_with_the_reason_and_no_client_is_mad
     assert "oncelog[traces]" in progress.reason
     assert world.calls == []
     assert "this is a bug" not in caplog.text
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_tracing_that_raises_costs_a_job_no_record(what):
+    world = ProcessWorld(VALUES)
+    world.headers = (("traceparent", b"00-%032x-%016x-01" % (1, 2)),)
+    seen = []
+    with broken_tracing(what):
+        world.run(lambda batch: seen.extend(batch["value"].to_pylist()), commit_interval_ms=60_000)
+    assert seen == VALUES
+    assert "abort" not in world.calls

@@ -13,7 +13,7 @@ import pytest
 from deadlines import DEADLINE_S
 from opentelemetry import trace
 from opentelemetry.trace import StatusCode
-from spans import Spans, id_of, kept_spans, traceparent
+from spans import BROKEN, Spans, broken_tracing, id_of, kept_spans, traceparent
 
 from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import EndTxnRequest
@@ -329,3 +329,19 @@ def test_a_transaction_that_its_producer_leaves_open_ends_with_it(
     whole = spans.one("transaction")
     assert whole.attributes is not None
     assert whole.attributes["oncelog.outcome"] == "unfinished"
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_tracing_that_raises_neither_fails_a_record_nor_a_commit(
+    cluster: Any, make: Callable[..., Producer], what: str
+) -> None:
+    (leader,) = cluster.create("t")
+    with broken_tracing(what), make("loader") as producer:
+        producer.init_transactions()
+        for value in (b"1", b"2"):
+            with producer.transaction():
+                producer.send("t", value)
+        with pytest.raises(KeyError), producer.transaction():
+            raise KeyError
+    assert [record.value for _, _, record in leader.records] == [b"1", b"2"]
+    assert [one.committed for one in cluster.requests(EndTxnRequest)] == [True, True, False]

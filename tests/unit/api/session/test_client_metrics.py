@@ -15,7 +15,13 @@ from oncelog.actors.process.metrics import (
     PRODUCER_BUFFERED_BYTES,
     PRODUCER_BYTES,
 )
+from oncelog.actors.protocol.messages.transaction import Run
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
+from oncelog.api.config import ConsumerSettings, ProducerSettings, QueueSettings
+from oncelog.api.consuming.consumer import Consumer
+from oncelog.api.producing.member import Membership, TransactionMember
+from oncelog.api.producing.producer import Producer
+from oncelog.api.queueing.queue import Queue
 from oncelog.api.session.client_metrics import (
     CLIENT_NAMES_MAX,
     OTHER_CLIENTS,
@@ -23,6 +29,7 @@ from oncelog.api.session.client_metrics import (
     Durations,
     ProcessClients,
 )
+from oncelog.api.session.event_loop import LoopThread
 
 INTERVAL_MS = 1_000
 TAGS = {"client": "loader"}
@@ -103,14 +110,64 @@ def test_gauges_of_clients_of_one_name_are_put_together(run):
             "consumer_poll_gap_ratio": 7,
         }
         first.stop()
-        await asyncio.sleep(1)
-        assert sink.gauges["producer_buffered_bytes"] == 20
-        assert sink.gauges["consumer_poll_gap_ratio"] == 3
+        assert sink.gauges == {
+            "producer_buffered_bytes": 20,
+            "producer_buffer_limit_bytes": 1_000,
+            "consumer_poll_gap_ratio": 3,
+        }
         held["b"] = 0
         second.stop()
 
     run(story())
-    assert sink.gauges["producer_buffered_bytes"] == 0
+    assert set(sink.gauges.values()) == {0}
+    assert process._gauges == {}
+
+
+class Heard(Sink):
+    """Also knows which clients have reported."""
+
+    def __init__(self):
+        super().__init__()
+        self.clients = set()
+
+    def add(self, metric, amount, tags):
+        super().add(metric, amount, tags)
+        self.clients.add(tags.get("client") or tags["group"])
+
+
+def clients_of(router, loop_thread):
+    """One of each kind that belongs to a cluster's loop, by the name that it reports under."""
+    chance = random.Random(1)
+    membership = Membership(transactional_id="t", run=Run(number=1, id="one"))
+
+    def sending(name):
+        return ProducerSettings(client_id=name)
+
+    return {
+        "producer": Producer(router, loop_thread, sending("producer"), random=chance),
+        "member": TransactionMember(
+            router, loop_thread, sending("member"), membership, random=chance
+        ),
+        "consumer": Consumer(router, loop_thread, ConsumerSettings(client_id="consumer"), chance),
+        "queue": Queue(router, loop_thread, QueueSettings(group_id="queue"), "t", chance),
+    }
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_when_a_cluster_is_closed_its_clients_report_for_the_last_time(fake_cluster):
+    heard, loop_thread = Heard(), LoopThread()
+    router = fake_cluster.router()
+    router.reports = CallReports(heard, 600_000)
+    clients = clients_of(router, loop_thread)
+
+    async def begin():
+        for client in clients.values():
+            getattr(client, "_client", client)._core._report.begin()
+
+    loop_thread.run(begin())
+    assert not heard.calls
+    loop_thread.close()
+    assert heard.clients == set(clients)
 
 
 def test_a_gauge_that_rests_at_zero_is_not_set_until_it_has_a_value(run):

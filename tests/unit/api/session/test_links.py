@@ -13,6 +13,7 @@ import pytest
 from oncelog.actors.process.process_table import ProcessTable
 from oncelog.actors.protocol.messages.cluster import MetadataReply
 from oncelog.actors.protocol.messages.transaction import DriverProcess
+from oncelog.actors.rpc.certificates import IN_USE, OUR_FILES
 from oncelog.actors.rpc.listener import ListenerAddress
 from oncelog.actors.rpc.listener_directory import LISTENER_FILE, NamedListener
 from oncelog.api import client
@@ -73,6 +74,37 @@ def test_without_rays_token_ray_itself_says_what_is_missing(
     assert direct_link(tmp_path, NOBODY) is None
     name(tmp_path, address=ListenerAddress(host="127.0.0.1", port=1, token=b"t"))
     assert direct_link(tmp_path, NOBODY) is not None
+
+
+def ended() -> DriverProcess:
+    child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+    process = ProcessTable(HOST).process(child.pid)
+    child.communicate()
+    assert process is not None
+    return process
+
+
+@pytest.mark.parametrize("is_secured", [False, True])
+@pytest.mark.parametrize("is_user", [False, True])
+def test_an_address_is_called_only_while_it_is_that_of_the_process_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_user: bool, is_secured: bool
+) -> None:
+    """Another process may have the port of one that has ended, and users tell it who they are."""
+    for variable in (IN_USE, *OUR_FILES):
+        monkeypatch.delenv(variable, raising=False)
+    if is_secured:
+        monkeypatch.setenv(OUR_FILES[0], str(tmp_path / "certificate"))
+    password = tmp_path / "password"
+    password.write_text("correct horse")
+    login = Login("alice", str(password)) if is_user else NOBODY
+    unseen = DriverProcess(machine=f"{HOST} elsewhere", process_id=1, start_ticks=0)
+    name(tmp_path)
+    assert direct_link(tmp_path, login) is not None
+    for process in (unseen, None):
+        name(tmp_path, process=process)
+        assert (direct_link(tmp_path, login) is None) == (is_user and not is_secured)
+    name(tmp_path, process=ended())
+    assert direct_link(tmp_path, login) is None
 
 
 def test_a_password_that_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
