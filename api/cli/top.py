@@ -117,7 +117,7 @@ def look_around(args: Arguments, admin: Admin) -> Look:
     status = look(args)
     leading = (actor for actor in status.shown_actors if actor.reply.is_leader)
     transactions: tuple[TransactionDescription, ...] = ()
-    groups: tuple[tuple[GroupDescription, int], ...] = ()
+    groups: tuple[tuple[GroupDescription, int | None], ...] = ()
     if status.has_controller:
         found = admin.list_transactions()
         transactions = tuple(one for one in found if one.transaction_start_ms >= 0)

@@ -271,7 +271,7 @@ async def _topic(request: web.Request) -> web.Response:
         if reply.open_transaction_count
     )[:HELD_MAX]
     answers: list[Answer[Any]] = [answer]
-    holders = {}
+    holders: dict[TopicPartition, Any] = {}
     if held:
         holders_answer = await viewer.holders(held)
         answers.append(holders_answer)
