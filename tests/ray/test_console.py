@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from console_nodes import browser, console, three_brokers, traffic, why_no_browser
 from deadlines import wait_for
 from ray_nodes import can_unshare
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 
 pytestmark = [pytest.mark.ray, pytest.mark.nodes, pytest.mark.slow]
 
@@ -25,7 +27,24 @@ def nodes(tmp_path: Path) -> Iterator[Any]:
 
 
 def text_of(driver: Any) -> str:
-    return str(driver.find_element("tag name", "main").text)
+    """What is shown; in one turn of the browser, as a page that refreshes takes parts away."""
+    return str(driver.execute_script("return document.querySelector('main')?.innerText ?? ''"))
+
+
+def wait_for_text(driver: Any, text: str) -> None:
+    wait_for(lambda: text in text_of(driver), f"{text!r} on the page")
+
+
+def press(driver: Any, how: str, what: str) -> None:
+    """Press a link or a button once it is there."""
+
+    def is_pressed() -> bool:
+        with contextlib.suppress(NoSuchElementException, StaleElementReferenceException):
+            driver.find_element(how, what).click()
+            return True
+        return False
+
+    wait_for(is_pressed, f"{what} on the page")
 
 
 def errors_of(driver: Any) -> list[str]:
@@ -43,8 +62,8 @@ def test_a_console_shows_what_is_wrong_and_does_what_it_is_told(nodes: Any) -> N
         browser() as driver,
     ):
         driver.get(f"{address}/topics/hostile/records?partition=0&from=beginning&show=all")
+        wait_for_text(driver, "<script>window.stolen")
         shown = text_of(driver)
-        assert "<script>window.stolen" in shown
         assert "⟨U+202E⟩" in shown
         assert "⟨U+001B⟩[2J" in shown
         for offset in range(8):
@@ -53,20 +72,20 @@ def test_a_console_shows_what_is_wrong_and_does_what_it_is_told(nodes: Any) -> N
         assert driver.execute_script("return window.stolen") is None
 
         driver.get(f"{address}/transactions")
-        driver.find_element("link text", "left-open").click()
-        assert "Ongoing" in text_of(driver)
-        driver.find_element("link text", "abort…").click()
-        driver.find_element("css selector", ".act-form button").click()
-        assert f"oncelog transactions abort left-open --address {nodes.address}" in text_of(driver)
+        press(driver, "link text", "left-open")
+        wait_for_text(driver, "Ongoing")
+        press(driver, "link text", "abort…")
+        press(driver, "css selector", ".act-form button")
+        wait_for_text(driver, f"oncelog transactions abort left-open --address {nodes.address}")
         assert "Ongoing" in nodes.run("transactions", "describe", "left-open").stdout
-        driver.find_element("css selector", "button.danger").click()
-        assert "Aborted the transaction of left-open" in text_of(driver)
+        press(driver, "css selector", "button.danger")
+        wait_for_text(driver, "Aborted the transaction of left-open")
         assert "CompleteAbort" in nodes.run("transactions", "describe", "left-open").stdout
 
         driver.get(address)
-        wait_for(lambda: "nothing is wrong" in text_of(driver), "a cluster that is well")
+        wait_for_text(driver, "nothing is wrong")
         nodes.kill_raylet_of("three")
-        wait_for(lambda: "broker away" in text_of(driver), "the news of its death")
-        assert "oncelog status" in text_of(driver)
-        assert "start its node again" in text_of(driver)
+        wait_for_text(driver, "broker away")
+        wait_for_text(driver, "oncelog status")
+        wait_for_text(driver, "start its node again")
         assert errors_of(driver) == []
