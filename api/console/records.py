@@ -8,6 +8,8 @@ A search is bounded: by records, bytes and time. Bytes count as they are once de
 what a list shows only the beginning is kept. Regular expressions are RE2's, in linear time;
 they run on a thread, over a few values at a time, and the time is looked at in between. A form
 that needs a large library for foreign bytes (Arrow) is made by a process of its own.
+
+One file: a search, what it keeps, and how a record is shown share these bounds.
 """
 
 from __future__ import annotations

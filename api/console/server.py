@@ -4,6 +4,8 @@ A request passes, in this order: the headers of every reply, the name of the hos
 comes from, the time it may take, the session, and for a form its token. Then a page is made
 (``pages``). Connections are counted before a byte is read, and closed when they are slow or idle
 (``Connections``).
+
+One file: what each request passes is read in that order.
 """
 
 from __future__ import annotations
