@@ -220,7 +220,8 @@ def test_a_program_that_ends_without_close_leaves_its_group_free(cluster: Any, t
 def test_a_program_is_not_told_of_the_logs_processes_but_of_its_own(tmp_path: Path) -> None:
     """They were killed, and serve again. A task then prints and fails, and an actor ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLS_THE_LOG, str(tmp_path)],
+        # Unbuffered: Ray prints into a pipe without flushing it.
+        [sys.executable, "-u", "-c", KILLS_THE_LOG, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
