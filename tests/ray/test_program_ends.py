@@ -102,6 +102,8 @@ while not records:
 print("read", len(records), flush=True)
 """
 
+COLOUR = re.compile("\x1b\\[[0-9;]*m")
+
 KILLS_THE_LOG = """
 import os, select, signal, sys
 import oncelog
@@ -237,7 +239,7 @@ def test_a_program_is_not_told_of_the_logs_processes_but_of_its_own(tmp_path: Pa
         while not all(one in text for one in awaited):
             line = process.stdout.readline()
             assert line, f"{text} {process.communicate()}"
-            text += line
+            text += COLOUR.sub("", line)
 
     read_until(") process")
     process.stdin.write("\n")
@@ -245,7 +247,7 @@ def test_a_program_is_not_told_of_the_logs_processes_but_of_its_own(tmp_path: Pa
     # Ray tells of deaths in their order, so this one is the last.
     read_until(") a task of the", "worker died")
     output, errors = process.communicate(timeout=DEADLINE_S)
-    text += output
+    text += COLOUR.sub("", output)
     (own,) = set(re.findall(r"\) process (\d+)", text))
     assert re.findall(r"Worker PID: (\d+)", text) == [own]
     assert re.findall(r"raised (\w+)", text) == ["RayTaskError", "ActorDiedError"]
