@@ -69,7 +69,7 @@ def test_the_python_of_a_page_runs_and_its_second_run_goes_on_where_the_first_en
 
 @pytest.mark.ray
 def test_the_commands_of_the_page_run_twice(tmp_path: Path) -> None:
-    (commands,) = blocks(COMMANDS, "From the shell")
+    commands = blocks(COMMANDS, "From the shell")[0]
     try:
         for _ in range(TIMES):
             output = run("bash", "-euo", "pipefail", text=commands, place=tmp_path)
