@@ -73,7 +73,7 @@ def test_the_commands_of_the_page_run_twice(tmp_path: Path) -> None:
     try:
         for _ in range(TIMES):
             output = run("bash", "-euo", "pipefail", text=commands, place=tmp_path)
-            assert output.count("EWR IAH 517") == 1
+            assert output.splitlines().count("EWR IAH 517") == 1
     finally:
         run("bash", text="oncelog stop || true", place=tmp_path)
 
