@@ -129,9 +129,13 @@ class OncelogNodes:
     def settle(self, cluster: oncelog.Cluster) -> None:
         """Wait until each log has a copy on every broker, and have its first replica lead it."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while set(_counts(found := cluster.describe()).values()) != {self._brokers}:
+        while True:
+            found = _described(cluster)
+            if found is not None and set(_counts(found).values()) == {self._brokers}:
+                break
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._brokers} of each are wanted, not {_counts(found)}")
+                there = "nothing" if found is None else _counts(found)
+                raise TimeoutError(f"{self._brokers} of each are wanted, not {there}")
             time.sleep(LOOK_S)
         cluster.admin().elect_leaders(
             TopicPartition(topic.name, partition.partition)
@@ -147,6 +151,16 @@ class OncelogNodes:
     def address(self) -> str:
         """Where Ray is, to connect to."""
         return str(self._nodes.address)
+
+
+def _described(cluster: oncelog.Cluster) -> MetadataReply | None:
+    """What the controller says; None while it moves."""
+    try:
+        return cluster.describe()
+    except oncelog.OncelogError as error:
+        if not error.retriable:
+            raise
+        return None
 
 
 def _counts(found: MetadataReply) -> dict[str, int]:
