@@ -35,6 +35,7 @@ from oncelog.storage.model import (
     MESSAGE_LIMIT_BYTES,
     MESSAGE_MAX_BYTES,
     SEGMENT_BYTES,
+    TOPIC_PARTITIONS_MAX,
     TRANSACTION_STATE_TOPIC,
 )
 from oncelog.storage.settings import build, check, refused, settings_of
@@ -415,6 +416,20 @@ class ClusterConfig(_Settings):
         "Whether producers may prepare transactions, which then wait for a decision in another "
         "system, however long it takes: they hold read_committed readers back meanwhile.",
     ] = False
+    kafka_port: Annotated[
+        int,
+        Meta(ge=0, le=65_535),
+        "The port on which each broker serves clients of Kafka; 0 serves none.",
+    ] = 0
+    kafka_num_partitions: Annotated[
+        int,
+        Meta(ge=1, le=TOPIC_PARTITIONS_MAX),
+        "Partitions of a topic whose creation by a client of Kafka names no number.",
+    ] = 1
+    kafka_auto_create_topics: Annotated[
+        bool,
+        "Whether a topic that a client of Kafka asks about is created if there is none.",
+    ] = False
 
     def __post_init__(self) -> None:
         check(self)
@@ -545,5 +560,19 @@ class BrokerConfig:
     cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
     cluster_id: str = ""
     rack: str = ""
+    pin: Pin | None = None
+    server_secret: bytes = dataclasses.field(default=b"", repr=False)
+
+
+@_lasting
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Start arguments of an actor of a broker that Kafka's clients connect to."""
+
+    number: int
+    broker_id: int
+    data_dir: str
+    cluster: ClusterConfig = dataclasses.field(default_factory=ClusterConfig)
+    cluster_id: str = ""
     pin: Pin | None = None
     server_secret: bytes = dataclasses.field(default=b"", repr=False)

@@ -100,6 +100,11 @@ def broker_actor(broker_id: int) -> str:
     return f"broker:{broker_id}"
 
 
+def gateway_actor(number: int, broker_id: int) -> str:
+    """Ray name of an actor of a broker that Kafka's clients connect to."""
+    return f"gateway:{number}@{broker_id}"
+
+
 def host_actor(host: int, broker_id: int) -> str:
     """Ray name of an actor that holds several replicas of a broker."""
     return f"partitions:{host}@{broker_id}"
@@ -167,19 +172,21 @@ LOG_ACTORS = (
     "partition:",
     "transaction:",
     "group:",
+    "gateway:",
 )
-"""Prefixes of the names of actors that hold logs."""
+"""Prefixes of the names of actors that hold logs, or serve them."""
 WORKER_ACTORS = "process:"
 """Prefix of the names of the workers of jobs."""
 
 ACTOR_CLASSES = (
     "BrokerProcess",
     "ControllerProcess",
+    "GatewayProcess",
     "GroupCoordinatorProcess",
     "HostProcess",
     "PartitionProcess",
     "TransactionCoordinatorProcess",
 )
-"""How Ray names the classes of the actors that hold logs."""
+"""How Ray names the classes of these actors."""
 
 NAMESPACE = "oncelog"

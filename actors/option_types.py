@@ -75,3 +75,6 @@ class ClusterOptions(TypedDict, total=False):
     token_audience: str | None
     token_name_claim: str
     transaction_two_phase_commit_enable: bool
+    kafka_port: int
+    kafka_num_partitions: int
+    kafka_auto_create_topics: bool

@@ -30,7 +30,14 @@ from oncelog.actors.controller.replica_actors import (
     ReplicaCalls,
 )
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
-from oncelog.actors.interfaces import Clock, Transport, address_of, broker_actor, holder_of
+from oncelog.actors.interfaces import (
+    Clock,
+    Transport,
+    address_of,
+    broker_actor,
+    gateway_actor,
+    holder_of,
+)
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.metrics import Metric, MetricSink
 from oncelog.actors.protocol.cluster.cluster_machine import ClusterMachine
@@ -553,6 +560,8 @@ class Controller:
         brokers = self.machine.broker_states.values()
         # The founder has an actor of its own only once that has registered.
         own = {broker_actor(broker.broker_id) for broker in brokers if broker.broker_epoch}
+        if self._config.kafka_port:
+            own |= {gateway_actor(0, broker.broker_id) for broker in brokers}
         return own | {holder_of(placement) for placement in self.machine.placements()}
 
     def _follow_access(self) -> None:

@@ -25,7 +25,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn, TypeAlias
 
 import ray
 from ray.exceptions import RayError
@@ -34,6 +34,7 @@ from oncelog.actors.config import (
     CONNECTIONS,
     BrokerConfig,
     ClusterConfig,
+    GatewayConfig,
     HostConfig,
     ReplicaConfig,
     own_directory,
@@ -48,6 +49,7 @@ from oncelog.actors.interfaces import (
     NAMESPACE,
     actor_of,
     broker_actor,
+    gateway_actor,
     host_actor,
 )
 from oncelog.actors.launch.assembly import (
@@ -60,6 +62,7 @@ from oncelog.actors.launch.broker import Broker
 from oncelog.actors.launch.cluster_location import ClusterLocation, write_location
 from oncelog.actors.launch.controller_place import RayControllerPlace, is_on_head
 from oncelog.actors.launch.controller_server import ControllerServer
+from oncelog.actors.launch.gateway import Gateway
 from oncelog.actors.launch.host import Host
 from oncelog.actors.launch.listener_file import ListenerFile
 from oncelog.actors.launch.server_metrics import CertificateMetrics, DiskMetrics
@@ -115,6 +118,12 @@ MAX_CONCURRENCY: Final = 100_000
 ACCESS_TIMEOUT_MS: Final = 5_000
 """Deadline of the question for users and ACLs."""
 
+GATEWAY_RETRY_S: Final = 1.0
+"""Interval of trying to start a gateway while Ray does not answer."""
+
+StartConfig: TypeAlias = "ReplicaConfig | HostConfig | BrokerConfig | GatewayConfig"
+"""What an actor is started with."""
+
 _UNLIMITED_FILES: Final = 1_048_576
 
 
@@ -143,25 +152,25 @@ def die_of_bug(error: BaseException) -> NoReturn:
     os._exit(EXIT_STATUS_OF_BUG)
 
 
-def call_reports(config: ReplicaConfig | HostConfig | BrokerConfig) -> CallReports:
+def call_reports(config: StartConfig) -> CallReports:
     """The meters of the calls that a process makes and answers."""
     return CallReports(RayMetrics(), config.cluster.metrics_interval_ms)
 
 
-def actor_name(config: ReplicaConfig | HostConfig | BrokerConfig) -> str:
+def actor_name(config: StartConfig) -> str:
     """The Ray name of the actor that is started with ``config``."""
     if isinstance(config, HostConfig):
         return host_actor(config.number, config.broker_id)
     if isinstance(config, BrokerConfig):
         return broker_actor(config.broker_id)
+    if isinstance(config, GatewayConfig):
+        return gateway_actor(config.number, config.broker_id)
     if config.topic == CLUSTER_METADATA_TOPIC:
         return CONTROLLER_ACTOR
     return actor_of(TopicPartition(config.topic, config.partition), config.broker_id)
 
 
-def audit_log(
-    config: ReplicaConfig | HostConfig | BrokerConfig, metrics: MetricSink = NO_METRICS
-) -> AuditLog:
+def audit_log(config: StartConfig, metrics: MetricSink = NO_METRICS) -> AuditLog:
     """The audit log of a process, in its broker's own data directory."""
     return AuditLog(
         actor=actor_name(config),
@@ -177,7 +186,7 @@ def audit_log(
     )
 
 
-def production(config: ReplicaConfig | HostConfig | BrokerConfig) -> Environment:
+def production(config: StartConfig) -> Environment:
     """The environment of a Ray actor; also sets up logging."""
     metrics = RayMetrics()
     logging.basicConfig(
@@ -486,6 +495,7 @@ class BrokerProcess(ActorProcess):
             environment=broker.environment,
         )
         self.keep_listener_file(config, broker.environment)
+        self._tasks.spawn(start_gateway(config))
         broker.begin()
 
     @ray.method(concurrency_group="health")
@@ -500,6 +510,37 @@ class BrokerProcess(ActorProcess):
         )
 
 
+class GatewayProcess(ActorProcess):
+    """The process that clients of Kafka connect to."""
+
+    answering = (Gateway,)
+
+    def __init__(self, config: GatewayConfig) -> None:
+        reports = call_reports(config)
+        host = ray.util.get_node_ip_address()
+        gateway = Gateway(config, production(config), host=host, reports=reports)
+        super().__init__(
+            gateway,
+            calls=config.cluster.calls,
+            name=actor_name(config),
+            server_secret=config.server_secret,
+            reports=reports,
+            environment=gateway.environment,
+        )
+        gateway.begin()
+
+    @ray.method(concurrency_group="health")
+    async def health(self) -> Health:
+        """Report whether clients can connect."""
+        gateway: Gateway = self.server
+        return Health(
+            process_id=os.getpid(),
+            is_serving=not gateway.problem,
+            detail=gateway.problem,
+            answered_calls=self.dispatch.answered_calls,
+        )
+
+
 class ControllerProcess(ReplicaProcess):
     """The process of the controller."""
 
@@ -508,6 +549,8 @@ class ControllerProcess(ReplicaProcess):
     def __init__(self, config: ReplicaConfig) -> None:
         super().__init__(config)
         self.keep_listener_file(config, self.server.environment)
+        # The founder's broker has no actor of its own while it is alone.
+        self._tasks.spawn(start_gateway(config))
 
     def make_server(self, config: ReplicaConfig) -> ControllerServer:
         """The controller, which also starts the actors of replicas."""
@@ -566,9 +609,7 @@ def process_of(topic: str) -> type[ReplicaProcess]:
     return _PROCESSES.get(topic, PartitionProcess)
 
 
-def launch_actor(
-    kind: type[ActorProcess], name: str, config: ReplicaConfig | HostConfig | BrokerConfig
-) -> Any:
+def launch_actor(kind: type[ActorProcess], name: str, config: StartConfig) -> Any:
     """Start the actor ``name`` if it does not run yet, pinned to its broker's node.
 
     It outlives its creator. Ray restarts it only on that node, and never retries a call by itself.
@@ -600,6 +641,35 @@ def launch_controller(config: ReplicaConfig, voters: Collection[int] = ()) -> No
     """
     RayLauncher(config).start_voters([one for one in voters if one != config.broker_id])
     launch_actor(ControllerProcess, CONTROLLER_ACTOR, config)
+
+
+async def start_gateway(config: ReplicaConfig | BrokerConfig) -> None:
+    """Start the gateway of a broker, if the cluster has any; it stays if it runs already."""
+    while config.cluster.kafka_port:
+        try:
+            await asyncio.to_thread(_launch_gateway, config)
+        except (RayError, OSError, RuntimeError) as error:
+            _logger.warning(
+                "the gateway for clients of Kafka cannot be started: %s — see that Ray's head is "
+                "up; it is tried again",
+                error,
+            )
+            await asyncio.sleep(GATEWAY_RETRY_S)
+        else:
+            return
+
+
+def _launch_gateway(config: ReplicaConfig | BrokerConfig) -> None:
+    gateway = GatewayConfig(
+        number=0,
+        broker_id=config.broker_id,
+        data_dir=config.data_dir,
+        cluster=config.cluster,
+        cluster_id=config.cluster_id,
+        pin=config.pin,
+        server_secret=config.server_secret,
+    )
+    launch_actor(GatewayProcess, actor_name(gateway), gateway)
 
 
 class RayLauncher:

@@ -24,7 +24,7 @@ NAME_WITHIN_BYTES: Final = 65_536
 
 _DEATH: Final = re.compile(r"worker died or was killed.*?Worker ID: ([0-9a-f]+)", re.DOTALL)
 _LOG_ACTOR: Final = re.compile(
-    rf"{CONTROLLER_ACTOR}|broker:\d+|(partitions|transaction|group):\d+@\d+"
+    rf"{CONTROLLER_ACTOR}|broker:\d+|(partitions|transaction|group|gateway):\d+@\d+"
     r"|partition:[A-Za-z0-9._-]+-\d+@\d+"
 )
 """The whole name: a program's own actor may be called ``group:of-three``."""

@@ -391,6 +391,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     brokers.BrokerHeartbeatRequest: (_SERVER_ONLY,),
     brokers.PingRequest: (_SERVER_ONLY,),
     brokers.DescribeProcessesRequest: (_SERVER_ONLY,),
+    brokers.FindKafkaListenerRequest: (_DESCRIBE_CLUSTER,),
     brokers.DrainBrokerRequest: (_ALTER_CLUSTER,),
     brokers.ReassignPartitionRequest: (_ALTER_CLUSTER,),
     brokers.ElectLeadersRequest: (_ALTER_CLUSTER,),

@@ -60,6 +60,12 @@ LOG_TAIL_BYTES: Final = 65_536
     help="port of the Ray dashboard (default: 8265, or the next free one)",
 )
 @option(
+    "--kafka-port",
+    type=WholeNumber(1, 65_535),
+    metavar="PORT",
+    help="serve clients of Kafka on this port of each broker (default: none)",
+)
+@option(
     "--cluster-id",
     metavar="ID",
     help="with --address: start this cluster once nodes with its data are up; never a new one",
@@ -70,6 +76,8 @@ LOG_TAIL_BYTES: Final = 65_536
 @cluster_options
 def start(args: Arguments) -> int:
     """Start a cluster on the data directory, or the log on the Ray cluster at ``--address``."""
+    if args.kafka_port is not None:
+        args.config = [*args.config, f"kafka_port={args.kafka_port}"]
     settings = head.parse_settings(args.config)
     cluster_connection.check_cluster_settings(settings)
     if args.address:

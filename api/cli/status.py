@@ -19,6 +19,7 @@ import click
 from oncelog.actors.config import data_directories
 from oncelog.actors.interfaces import BROKER_ACTORS, CONTROLLER_ACTOR, NAMESPACE, Transport
 from oncelog.actors.protocol.cluster.quorum import majority_of
+from oncelog.actors.protocol.messages.brokers import FindKafkaListenerRequest
 from oncelog.actors.protocol.messages.cluster import (
     BrokerMetadata,
     MetadataReply,
@@ -105,7 +106,8 @@ class ClusterStatus:
     takes time in proportion to the partitions.
 
     ``voters`` is what each broker reports about the controller's voters, by broker id; ``None`` if
-    it does not reply. It is filled only if no controller replies.
+    it does not reply. It is filled only if no controller replies. ``kafka`` is where clients of
+    Kafka connect to.
     """
 
     address: str
@@ -113,6 +115,7 @@ class ClusterStatus:
     metadata: MetadataReply
     actors: tuple[ActorStatus, ...]
     voters: Mapping[int, DescribeVoterReply | None] = field(default_factory=dict)
+    kafka: tuple[str, ...] = ()
 
     @functools.cached_property
     def findings(self) -> list[FoundCondition]:
@@ -492,7 +495,7 @@ async def collect(
                 name = actor_of(tp, broker_id) + held
                 places.append((address_of(placement), name, tp, broker_id))
     is_lost = metadata.error is not ErrorCode.NONE
-    replies, voters = await asyncio.gather(
+    replies, voters, kafka = await asyncio.gather(
         asyncio.gather(
             *(
                 transport.call(address, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
@@ -500,6 +503,7 @@ async def collect(
             )
         ),
         _ask_voters(transport, broker_names() if is_lost else ()),
+        _ask_gateways(transport, metadata),
     )
     return ClusterStatus(
         address=address,
@@ -510,6 +514,26 @@ async def collect(
             for (_, name, tp, broker_id), reply in zip(places, replies, strict=True)
         ),
         voters=voters,
+        kafka=kafka,
+    )
+
+
+async def _ask_gateways(transport: Transport, metadata: MetadataReply) -> tuple[str, ...]:
+    """Where clients of Kafka connect to, if the cluster serves any."""
+    from oncelog.actors.interfaces import gateway_actor
+
+    if dict(metadata.settings).get("kafka_port", "0") == "0":
+        return ()
+    request = FindKafkaListenerRequest()
+    replies = await asyncio.gather(
+        *(
+            transport.call(gateway_actor(0, one.broker_id), request, timeout_ms=CALL_TIMEOUT_MS)
+            for one in metadata.brokers
+            if one.is_live
+        )
+    )
+    return tuple(
+        f"{one.host}:{one.port}" for one in replies if one.error is ErrorCode.NONE and one.host
     )
 
 
@@ -643,6 +667,7 @@ def as_text(seen: ClusterStatus) -> str:
         ("data dir", ", ".join(seen.data_dirs) or "unknown"),
         ("address", seen.address),
         ("dashboard", seen.dashboard_url or "none"),
+        *([("kafka", ", ".join(seen.kafka))] if seen.kafka else []),
         ("version", metadata.version or "unknown"),
         ("open ids", f"{seen.active_transactional_id_count:,}"),
         *_replication(seen),
@@ -753,6 +778,7 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
         "data_dirs": seen.data_dirs,
         "address": seen.address,
         "dashboard": seen.dashboard_url or None,
+        "kafka": list(seen.kafka),
         "version": seen.metadata.version or None,
         "voters": [
             {"broker_id": voter.broker_id, "state": voter_state(voter)}

@@ -93,6 +93,7 @@ DOORS = {
         r"|builtins\.open|io\.open",
         (
             "storage/disk/file_system.py",
+            "actors/gateway/listener.py",
             "actors/rpc/certificates.py",
             "actors/rpc/frames.py",
             "actors/rpc/listener.py",

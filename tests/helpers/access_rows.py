@@ -347,6 +347,7 @@ ROWS: tuple[Row, ...] = (
     Row(_all(cluster.ShutdownRequest()), (ALTER_CLUSTER,)),
     # Users and rules.
     Row(_all(DescribeAccessRequest()), (DESCRIBE_CLUSTER,)),
+    Row(_all(brokers.FindKafkaListenerRequest()), (DESCRIBE_CLUSTER,)),
     Row(_all(AlterUsersRequest(removed=("alice",))), (ALTER_CLUSTER,)),
     Row(
         lambda n: AlterAclsRequest(

@@ -154,6 +154,20 @@ class DescribeProcessesRequest(Request[DescribeProcessesReply], frozen=True, kw_
     processes: tuple[DriverProcess, ...]
 
 
+class FindKafkaListenerReply(Reply, frozen=True, kw_only=True):
+    """Where clients of Kafka connect to; ``BROKER_NOT_AVAILABLE`` while the port is not open."""
+
+    host: str = ""
+    port: int = 0
+
+
+class FindKafkaListenerRequest(Request[FindKafkaListenerReply], frozen=True, kw_only=True):
+    """Ask a broker's gateway where it listens: gateways tell their clients of each other."""
+
+    method = "find_kafka_listener"
+    reply_type = FindKafkaListenerReply
+
+
 class DrainBrokerReply(Reply, frozen=True, kw_only=True):
     """On ``NONE`` the broker leads only what no other can, and its replicas are being moved."""
 

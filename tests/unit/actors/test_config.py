@@ -13,6 +13,7 @@ from oncelog.actors.config import (
     TRANSACTION_TIMEOUT_LIMIT_MS,
     BrokerConfig,
     ClusterConfig,
+    GatewayConfig,
     HostConfig,
     ReplicaConfig,
     TopicConfig,
@@ -201,10 +202,11 @@ def test_replicas_per_actor_is_kept_as_text_and_read_back():
 
 STARTED = {"broker_id": 1, "data_dir": "/data"}
 PICKLED = [
-    ClusterConfig(transaction_two_phase_commit_enable=True),
+    ClusterConfig(kafka_auto_create_topics=True),
     ReplicaConfig(topic="flights", partition=0, **STARTED, server_secret=b"s"),
     HostConfig(number=1, **STARTED, server_secret=b"s"),
     BrokerConfig(**STARTED, server_secret=b"s"),
+    GatewayConfig(number=0, **STARTED, server_secret=b"s"),
 ]
 """What Ray keeps of an actor to restart it; the last field is not its default."""
 

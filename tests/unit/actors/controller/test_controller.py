@@ -397,6 +397,21 @@ def test_a_controller_that_does_not_lead_its_log_changes_nothing(play: Any) -> N
     play(scenario)
 
 
+@pytest.mark.parametrize("kafka_port", [0, 9_092])
+def test_gateways_are_told_of_users_if_there_are_any(tmp_path: Path, kafka_port: int) -> None:
+    async def body() -> None:
+        world = ControllerWorld(tmp_path)
+        controller = await world.begin(ClusterConfig(kafka_port=kafka_port))
+        await world.join(2)
+        await controller.alter_authorization(AlterAuthorizationRequest(is_on=True))
+        told = {actor for actor, _ in world.calls_of(LearnAccessRequest)}
+        gateways = {actor for actor in told if actor.startswith("gateway:")}
+        assert gateways == ({"gateway:0@1", "gateway:0@2"} if kafka_port else set())
+        await world.stop()
+
+    asyncio.run(body())
+
+
 def test_users_and_acls_are_durable_and_told_to_every_actor(play: Any) -> None:
     async def scenario(world: ControllerWorld, controller: Controller) -> None:
         user = User(name="alice", credential=make_credential("word", b"s" * 16, ITERATIONS_MIN))

@@ -16,6 +16,7 @@ from oncelog.actors.config import (
     RAY,
     BrokerConfig,
     ClusterConfig,
+    GatewayConfig,
     HostConfig,
     ReplicaConfig,
 )
@@ -113,6 +114,7 @@ def test_the_logs_of_a_process_share_its_threads() -> None:
         ),
         (HostConfig(number=3, broker_id=2, data_dir=""), "partitions_3_2"),
         (BrokerConfig(broker_id=2, data_dir=""), "broker_2"),
+        (GatewayConfig(number=0, broker_id=2, data_dir=""), "gateway_0_2"),
     ],
 )
 def test_each_process_has_an_audit_log_in_the_first_data_directory(

@@ -14,6 +14,7 @@ from oncelog.actors.interfaces import (
     LOG_ACTORS,
     actor_of,
     broker_actor,
+    gateway_actor,
     host_actor,
 )
 from oncelog.actors.launch import processes
@@ -74,6 +75,7 @@ def test_the_names_of_the_logs_actors_are_known_and_no_others_that_begin_like_th
         CONTROLLER_ACTOR,
         broker_actor(12),
         host_actor(3, 12),
+        gateway_actor(0, 12),
         *(
             actor_of(TopicPartition(topic, 3), 12)
             for topic in ("flights.v-1", TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC)

@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 from topics import topic_of
 
+from oncelog.actors.protocol.messages.brokers import FindKafkaListenerReply
 from oncelog.actors.protocol.messages.cluster import (
     BrokerMetadata,
     MetadataReply,
@@ -150,6 +151,20 @@ def test_the_cluster_is_described(cluster):
         ["version", "9.9"],
         ["open", "ids   5"],
     ]
+
+
+def test_it_is_told_where_clients_of_kafka_connect_to(cluster):
+    assert cluster.seen().kafka == ()
+    assert "\nkafka" not in cli_status.as_text(cluster.seen())
+    cluster.add_broker()
+    cluster.add_broker(broker_id=3, is_live=False)
+    settings = (("kafka_port", "9092"),)
+    cluster.metadata = structs.replace(cluster.metadata, settings=settings)
+    cluster.replies["gateway:0@1"] = FindKafkaListenerReply(host="10.0.0.1", port=9_092)
+    cluster.replies["gateway:0@2"] = FindKafkaListenerReply(error=ErrorCode.NETWORK_EXCEPTION)
+    seen = cluster.seen()
+    assert cli_status.as_json(seen)["kafka"] == ["10.0.0.1:9092"]
+    assert "kafka      10.0.0.1:9092" in cli_status.as_text(seen)
 
 
 def test_the_voters_are_named_where_there_are_several(cluster):

@@ -1,0 +1,125 @@
+"""One request of one Kafka client: who asks, and whom of the cluster he may ask.
+
+A handler never calls an actor by itself. ``Call.ask`` judges each question as the door of its actor
+would (``protocol/access.py``): the gateway is a server, which may do everything, but who asks is a
+client of Kafka.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView, Location
+from oncelog.actors.interfaces import Clock, Transport
+from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.protocol.access import Principal, Verdict
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.rpc.dispatch import NO_AUDIT, Audit
+from oncelog.actors.rpc.door import Door
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    shard_of,
+)
+
+_logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_MS: Final = 30_000
+"""Deadline of a question whose request names none."""
+
+FRESH_MS: Final = 5_000
+"""How long what the controller said of a topic is used without asking again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What all calls of a gateway share: the way to the actors, the rules, and what is known."""
+
+    transport: Transport
+    door: Door
+    view: ClusterView
+    clock: Clock
+    random: Random
+    broker_id: int
+    """The broker whose gateway this is: its number as a node of Kafka."""
+    cluster_id: str = ""
+    audit: Audit = NO_AUDIT
+
+
+@dataclass(slots=True, kw_only=True)
+class Client:
+    """One connection: who calls, and what handlers remember of it until it ends."""
+
+    principal: Principal
+    host: str
+    name: str = ""
+    """The ``client.software.name`` and version that it told by ApiVersions, "" if none."""
+    remembered: dict[str, Any] = field(default_factory=dict)
+    """By the name of the handler's module; each bounds what it keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request: its API version, the client id in its header, its client and the cluster."""
+
+    cluster: Cluster
+    client: Client
+    version: int
+    client_id: str | None = None
+
+    async def ask(
+        self, actor: str | None, request: Request[ReplyT], *, timeout_ms: int = CALL_TIMEOUT_MS
+    ) -> ReplyT:
+        """Ask ``actor`` in the client's name: what he may not is refused here, without a call.
+
+        ``actor`` ``None``: nobody leads there now, which is ``NOT_LEADER_OR_FOLLOWER``.
+        """
+        cluster, client = self.cluster, self.client
+        verdicts: list[Verdict] = []
+        asked = cluster.door.judge(request, client.principal, client.host, verdicts)
+        cluster.audit.judged(client.principal, client.host, request.method, verdicts)
+        if isinstance(asked, ErrorCode):
+            return request.failed(asked, f"{client.principal.name} may not call {request.method!r}")
+        if asked.request is None:
+            reply: ReplyT = request.reply_type()
+        elif actor is None:
+            reply = request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        else:
+            reply = await cluster.transport.call(actor, asked.request, timeout_ms=timeout_ms)
+        joined: ReplyT = asked.join(reply)
+        return joined
+
+    async def leader(self, tp: TopicPartition, *, is_new: bool = False) -> Location:
+        """The leader of a partition; ``is_new``: as the controller says from now on."""
+        as_of_ms = loop_ms() if is_new else loop_ms() - FRESH_MS
+        return await self.cluster.view.locate(tp, as_of_ms=as_of_ms)
+
+    async def transaction_coordinator(self, transactional_id: str) -> str | None:
+        """The address of the coordinator of a transactional id; ``None`` while there is none."""
+        return await self._coordinator(TRANSACTION_STATE_TOPIC, transactional_id)
+
+    async def group_coordinator(self, group_id: str) -> str | None:
+        """The address of the coordinator of a group; ``None`` while there is none."""
+        return await self._coordinator(CONSUMER_OFFSETS_TOPIC, group_id)
+
+    async def _coordinator(self, topic: str, key: str) -> str | None:
+        tp = await self.shard(topic, key)
+        return None if tp is None else (await self.leader(tp)).actor
+
+    async def shard(self, topic: str, key: str) -> TopicPartition | None:
+        """The partition of an internal topic that has ``key``; ``None`` if it is not known."""
+        view = self.cluster.view
+        _, topics = await view.topics((topic,), as_of_ms=ANY_AGE_MS)
+        found = topics.get(topic)
+        if found is None or not found.partitions:
+            return None
+        return TopicPartition(topic, shard_of(key, len(found.partitions)))
+
+    def forget(self, *topics: str) -> None:
+        """Ask the controller about these topics before they are next used: a leader was wrong."""
+        self.cluster.view.invalidate(*topics)

@@ -1,0 +1,359 @@
+"""Partitions that Kafka's producers enrol in their transactions by their first batch there.
+
+A client of transaction version 2 sends no AddPartitionsToTxn: whoever gets its batch enrols the
+partition (KIP-890). Here that is the gateway. It asks the id's coordinator, gets a ticket, and
+sends it to the leader with each batch of the transaction (``docs/adr/0002-enrolment-tickets.md``).
+
+How ``produce.py`` uses it, for a batch that is transactional:
+
+* In a request below ``PRODUCE_VERSION_MIN`` it is refused with UNSUPPORTED_VERSION (35) and
+  ``TOO_OLD``: the client is of version 1.
+* ``error, ticket = await enrolments.ticket(call, transactional_id, producer_id, producer_epoch,
+  tp)``. An error is answered as it is; its text is ``refusal_text(error, transactional_id)``.
+  Partitions of one request that ask in the same turn of the event loop share one call.
+* If the leader then answers INVALID_TXN_STATE: ``enrolments.forget(transactional_id, producer_id,
+  producer_epoch, tp, ticket)``, ask ``ticket`` once more, and send the batch once more. A second
+  refusal is the client's answer.
+
+It keeps no promise: whatever it forgets is asked for again, which changes nothing. Several gateways
+may enrol partitions of one transaction; each asks for itself. A ticket that is kept for too long
+does no harm: ADR 2 proves that it is worthless once its transaction has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from oncelog.actors.gateway.calls import Call
+from oncelog.actors.gateway.groups import ask_shard
+from oncelog.actors.protocol.access import Principal
+from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.transaction import (
+    AddPartitionsToTxnReply,
+    AddPartitionsToTxnRequest,
+)
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
+
+PRODUCE_VERSION_MIN: Final = 12
+"""The first version of Produce whose transactional batches enrol their partition (KIP-890)."""
+
+TOO_OLD: Final = (
+    "transactions are taken of Kafka's clients with transaction version 2, as of kafka-clients "
+    "4.0; this client sends version 1"
+)
+"""What a client is told whose transactions are of version 1."""
+
+TRANSACTIONS_MAX: Final = 10_000
+"""Transactional ids whose tickets are kept; beyond that the longest kept are forgotten."""
+
+TICKETS_MAX: Final = 50_000
+"""Tickets that are kept of all of them, some 10 MB; beyond that as above."""
+
+BUSY_RETRY_MS: Final = 20
+BUSY_RETRIES_MAX: Final = 5
+"""How often, and after how long, an id that is changing state is asked about again.
+
+After that the client is told, which tries again more slowly. The numbers are Kafka's.
+"""
+
+ROUNDS_MAX: Final = 3
+"""Calls for the partitions of one question: each leaves out those that the last one refused."""
+
+_UNATTEMPTED: Final = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})
+
+ABORTED: Final = frozenset({ErrorCode.TRANSACTION_TIMED_OUT, ErrorCode.ABORTED_BY_OPERATOR})
+"""The coordinator has aborted the transaction, and nobody else has the id: its producer goes on."""
+
+OUT_OF_REACH: Final = frozenset(
+    {
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+"""A coordinator cannot answer now; it, or another, will."""
+
+_TEXTS: Final = {
+    ErrorCode.TRANSACTION_ABORTABLE: (
+        "the coordinator has aborted the transaction of {!r}, which was open for longer than its "
+        "transaction.timeout.ms or was aborted by an operator: abort it, and begin the next"
+    ),
+    ErrorCode.INVALID_PRODUCER_EPOCH: (
+        "another producer has the transactional id {!r}, or the batch is of a transaction that has "
+        "ended"
+    ),
+    ErrorCode.NOT_ENOUGH_REPLICAS: "the transaction coordinator of {!r} cannot be asked at present",
+    ErrorCode.CONCURRENT_TRANSACTIONS: "the last transaction of {!r} is not complete yet",
+}
+
+Answer = tuple[ErrorCode, bytes]
+"""A code, and a ticket if that is ``NONE``."""
+
+
+def refusal_text(error: ErrorCode, transactional_id: str) -> str:
+    """The error message of a batch that ``Enrolments.ticket`` refused with ``error``."""
+    text = _TEXTS.get(error, "the partition cannot be part of the transaction of {!r}")
+    return text.format(transactional_id)
+
+
+async def ask_coordinator(call: Call, transactional_id: str, request: Request[ReplyT]) -> ReplyT:
+    """Ask the coordinator of a transactional id, and once more if it has moved.
+
+    ``COORDINATOR_NOT_AVAILABLE`` while it is not known how many coordinators there are.
+    """
+    shard = await call.shard(TRANSACTION_STATE_TOPIC, transactional_id)
+    if shard is None:
+        return request.failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    return await ask_shard(call, shard, request)
+
+
+async def ask_patiently(call: Call, transactional_id: str, request: Request[ReplyT]) -> ReplyT:
+    """``ask_coordinator``, and for a moment again while the id is changing state.
+
+    Its last transaction may still be waiting for markers: Kafka's clients begin the next at once.
+    """
+    reply = await ask_coordinator(call, transactional_id, request)
+    for _ in range(BUSY_RETRIES_MAX):
+        if reply.error is not ErrorCode.CONCURRENT_TRANSACTIONS:
+            break
+        await asyncio.sleep(BUSY_RETRY_MS / 1_000)
+        reply = await ask_coordinator(call, transactional_id, request)
+    return reply
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Who asks for partitions of which transaction: they may share a call, and its rights."""
+
+    principal: Principal
+    host: str
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(slots=True)
+class _Question:
+    """What is asked for next; ``wanted`` is emptied when the call is made."""
+
+    wanted: dict[TopicPartition, asyncio.Future[Answer]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The tickets of the newest transaction of an id that is known here."""
+
+    producer_id: int
+    producer_epoch: int
+    tickets: dict[TopicPartition, bytes] = field(default_factory=dict)
+
+    def is_newer(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether the other is known to be an older transaction; of another id nothing is."""
+        return self.producer_id == producer_id and self.producer_epoch > producer_epoch
+
+
+class Enrolments:
+    """The tickets of open transactions, and the questions on their way. One per gateway.
+
+    Questions are bounded by the requests in progress, since each waits for its answer.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}
+        self._ticket_count = 0
+        self._questions: dict[_Asker, _Question] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ticket(
+        self,
+        call: Call,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        tp: TopicPartition,
+    ) -> Answer:
+        """The ticket of a partition, which is enrolled durably if it was not yet.
+
+        The error is the one to answer the produce with, and then the ticket is ``b""``:
+
+        * INVALID_PRODUCER_EPOCH: another producer has the id, or the batch is of a transaction that
+          has ended. The client aborts, and learns from that whether it goes on.
+        * TRANSACTION_ABORTABLE: the transaction timed out, or an operator aborted it.
+        * NOT_ENOUGH_REPLICAS, CONCURRENT_TRANSACTIONS: the client sends the batch again.
+        * others as the coordinator gave them, of this partition.
+        """
+        found = self.find(transactional_id, producer_id, producer_epoch, tp)
+        if found is not None:
+            return ErrorCode.NONE, found
+        client = call.client
+        asker = _Asker(client.principal, client.host, transactional_id, producer_id, producer_epoch)
+        question = self._questions.get(asker)
+        if question is None:
+            question = self._questions[asker] = _Question()
+            task = asyncio.get_running_loop().create_task(self._ask(call, asker, question))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        answer = question.wanted.get(tp)
+        if answer is None:
+            answer = asyncio.get_running_loop().create_future()
+            question.wanted[tp] = answer
+        # Another batch may wait for the same answer, whatever becomes of this one.
+        return await asyncio.shield(answer)
+
+    def find(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        tp: TopicPartition,
+    ) -> bytes | None:
+        """The ticket, if it is here: without a call, and without a turn of the event loop."""
+        kept = self._kept.get(transactional_id)
+        if kept is None or kept.producer_epoch != producer_epoch or kept.producer_id != producer_id:
+            return None
+        return kept.tickets.get(tp)
+
+    def forget(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        tp: TopicPartition,
+        ticket: bytes,
+    ) -> None:
+        """The leader has refused ``ticket``: the next question goes to the coordinator.
+
+        No effect on another ticket that has come meanwhile.
+        """
+        if self.find(transactional_id, producer_id, producer_epoch, tp) == ticket:
+            del self._kept[transactional_id].tickets[tp]
+            self._ticket_count -= 1
+
+    def ended(self, transactional_id: str) -> None:
+        """The id has another epoch now: what is kept of it is worthless."""
+        kept = self._kept.pop(transactional_id, None)
+        if kept is not None:
+            self._ticket_count -= len(kept.tickets)
+
+    async def close(self) -> None:
+        """Give up all questions; their callers are cancelled."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- questions ------------------------------------------------------------------------
+
+    async def _ask(self, call: Call, asker: _Asker, question: _Question) -> None:
+        """Ask for what is wanted, all at once; what is wanted meanwhile goes with the next call.
+
+        As a task it begins after those of the other partitions of its request, which are wanted
+        by then.
+        """
+        asked: dict[TopicPartition, asyncio.Future[Answer]] = {}
+        try:
+            while question.wanted:
+                asked, question.wanted = question.wanted, {}
+                answers = await self._enrol(call, asker, list(asked))
+                for tp, answer in asked.items():
+                    if not answer.done():
+                        answer.set_result(answers[tp])
+        except Exception as bug:
+            # It is for those who wait, and for whom they work.
+            for answer in (*asked.values(), *question.wanted.values()):
+                if not answer.done():
+                    answer.set_exception(bug)
+        finally:
+            # No wait since nothing was wanted: whoever comes now asks anew.
+            del self._questions[asker]
+            for answer in (*asked.values(), *question.wanted.values()):
+                answer.cancel()
+
+    async def _enrol(
+        self, call: Call, asker: _Asker, left: list[TopicPartition]
+    ) -> dict[TopicPartition, Answer]:
+        """Enrol partitions, without those that cannot be: one of them refuses all."""
+        answers: dict[TopicPartition, Answer] = {}
+        for _ in range(ROUNDS_MAX):
+            reply = await self.add(
+                call, asker.transactional_id, asker.producer_id, asker.producer_epoch, left
+            )
+            if not reply.enrolments:
+                other = reply.error if reply.error is not ErrorCode.NONE else _NO_ANSWER
+                return answers | dict.fromkeys(left, (_of_produce(other), b""))
+            for one in reply.enrolments:
+                if one.ticket:
+                    answers[one.topic_partition] = (ErrorCode.NONE, one.ticket)
+                elif one.error not in _UNATTEMPTED:
+                    answers[one.topic_partition] = (_of_produce(one.error), b"")
+            left = [tp for tp in left if tp not in answers]
+            if not left:
+                return answers
+        return answers | dict.fromkeys(left, (ErrorCode.NOT_ENOUGH_REPLICAS, b""))
+
+    async def add(
+        self,
+        call: Call,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+    ) -> AddPartitionsToTxnReply:
+        """Enrol all of ``partitions`` or none, and keep their tickets."""
+        reply = await ask_patiently(
+            call,
+            transactional_id,
+            AddPartitionsToTxnRequest(
+                transactional_id=transactional_id,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                partitions=tuple(partitions),
+            ),
+        )
+        tickets = {one.topic_partition: one.ticket for one in reply.enrolments if one.ticket}
+        if tickets:
+            self._keep(transactional_id, producer_id, producer_epoch, tickets)
+        return reply
+
+    def _keep(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        tickets: dict[TopicPartition, bytes],
+    ) -> None:
+        """Keep tickets of an id's newest transaction, and nothing of those before."""
+        kept = self._kept.get(transactional_id)
+        if kept is None or (kept.producer_id, kept.producer_epoch) != (producer_id, producer_epoch):
+            if kept is not None and kept.is_newer(producer_id, producer_epoch):
+                return
+            self.ended(transactional_id)
+            kept = self._kept[transactional_id] = _Kept(producer_id, producer_epoch)
+        before = len(kept.tickets)
+        kept.tickets.update(tickets)
+        self._ticket_count += len(kept.tickets) - before
+        while len(self._kept) > TRANSACTIONS_MAX or self._ticket_count > TICKETS_MAX:
+            self.ended(next(iter(self._kept)))
+
+
+_NO_ANSWER: Final = ErrorCode.NOT_COORDINATOR
+"""For a reply that says nothing of any partition."""
+
+
+def _of_produce(error: ErrorCode) -> ErrorCode:
+    """What a client is told whose batch waited for an enrolment.
+
+    Source: KIP-890. Of PRODUCER_FENCED a client that produces dies, even if it was only too slow.
+    """
+    if error in ABORTED:
+        return ErrorCode.TRANSACTION_ABORTABLE
+    if error is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    return ErrorCode.NOT_ENOUGH_REPLICAS if error in OUT_OF_REACH else error

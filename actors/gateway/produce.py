@@ -1,0 +1,454 @@
+"""Produce: each batch goes to the leader of its partition, as it came.
+
+The leader checks a batch itself: size, CRC, offsets, sequence numbers, keys of a compacted topic.
+Here only its header is looked at, for what a leader cannot know: whose producer id it is, and so
+which ticket goes with it.
+
+Batches without sequence numbers must stay in the order in which a connection brought them. Calls to
+a leader that is known and connected do. Until one has come back, and after each that was lost, a
+connection's batches for the partition go one at a time (``_Line``).
+
+What a client of Kafka makes of an error, where it matters here:
+
+=============================  =====================================================================
+error                          why this one
+=============================  =====================================================================
+INVALID_PRODUCER_EPOCH         for PRODUCER_FENCED too, which no client expects of a produce
+UNKNOWN_PRODUCER_ID            for OUT_OF_ORDER_SEQUENCE_NUMBER, if the leader has forgotten the
+                               producer and nothing else of it is on its way: producers then go on
+                               under their next epoch (KIP-360). librdkafka takes a gap in the
+                               sequence for a bug of its own, and ends.
+REQUEST_TIMED_OUT              for a call that was lost with a batch without sequence numbers:
+                               librdkafka believes of NOT_LEADER_OR_FOLLOWER that nothing was
+                               written, and sends it again even if it should not
+NOT_ENOUGH_REPLICAS            while nobody knows the keys of tickets: it is sent again
+=============================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from struct import Struct as Form
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import UNSET
+
+from oncelog.actors.gateway.calls import Call, Client
+from oncelog.actors.gateway.enrolments import (
+    PRODUCE_VERSION_MIN,
+    TOO_OLD,
+    Enrolments,
+    refusal_text,
+)
+from oncelog.actors.gateway.errors import of_leader
+from oncelog.actors.gateway.messages.primitives import NO_UUID
+from oncelog.actors.gateway.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from oncelog.actors.gateway.producer_ids import FIRST_KAFKA_ID, PlainTickets
+from oncelog.actors.protocol.messages import partition as leader_messages
+from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProduceReply
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import (
+    NO_OFFSET,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    SEQUENCE_MAX,
+    TopicPartition,
+)
+from oncelog.storage.records.compression import Codec
+from oncelog.storage.records.layout import (
+    CODEC_MASK,
+    HEADER_BYTES,
+    LENGTH_AT,
+    LENGTH_END,
+    MAGIC,
+    MAGIC_AT,
+    TRANSACTIONAL,
+)
+
+if TYPE_CHECKING:
+    from oncelog.actors.gateway.records import Found, Leaders, Place
+    from oncelog.storage.records.batch import Buffer
+
+ACKS: Final = (-1, 0, 1)
+
+TIMEOUT_MIN_MS: Final = 1_000
+TIMEOUT_MAX_MS: Final = 300_000
+"""How long a leader is waited for: what the client allows, within these limits."""
+
+LINES_MAX: Final = 10_000
+"""Partitions of one connection whose leader is known to answer; beyond that all are tried anew."""
+
+UNSUPPORTED_VERSION: Final = 35
+UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
+UNSUPPORTED_COMPRESSION_TYPE: Final = 76
+
+_ZSTD_VERSION: Final = 7
+
+_REMEMBERED: Final = "produce"
+"""The name of what a client's connection remembers."""
+
+_FIELDS: Final = Form(">B4xh20xqhi")
+"""From the magic on: it, the attributes, the producer's id and epoch, the first sequence."""
+
+_LENGTH: Final = Form(">i")
+
+_LOST: Final = frozenset(
+    {
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
+"""After one of these a later call may arrive before an earlier one."""
+
+
+class _Batch(NamedTuple):
+    """The batch of a partition, and what of its header counts here."""
+
+    number: int
+    records: Buffer
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    base_sequence: int = NO_SEQUENCE
+    transactional_id: str | None = None
+    """Of a transactional batch only."""
+
+
+class _Produce(NamedTuple):
+    """A batch on its way to a leader, and how its client wants it sent."""
+
+    call: Call
+    acks: int
+    timeout_ms: int
+    place: Place
+    batch: _Batch
+    line: _Line
+
+
+class Produces:
+    """Answers Produce."""
+
+    def __init__(
+        self, leaders: Leaders, plain: PlainTickets, enrolments: Enrolments | None = None
+    ) -> None:
+        self._leaders = leaders
+        self._plain = plain
+        self._enrolments = enrolments
+
+    async def handle(self, call: Call, request: ProduceRequest) -> ProduceResponse | None:
+        """Send all batches at the same time; ``None`` if the client wants no answer."""
+        topics = request.topic_data
+        wanted = [(topic.name, one) for topic in topics for one in topic.partition_data]
+        places = await self._leaders.find_all([(name, one.index) for name, one in wanted])
+        throttle_ms = 0
+
+        async def append(
+            one: tuple[Found, tuple[str, PartitionProduceData]],
+        ) -> PartitionProduceResponse:
+            nonlocal throttle_ms
+            place, (name, data) = one
+            answer, waits_ms = await self._append(call, request, place, name, data)
+            throttle_ms = max(throttle_ms, waits_ms)
+            return answer
+
+        answers = iter(await self._leaders.ask_each(list(zip(places, wanted, strict=True)), append))
+        if request.acks == 0:
+            return None
+        responses = [
+            TopicProduceResponse(topic.name, NO_UUID, [next(answers) for _ in topic.partition_data])
+            for topic in topics
+        ]
+        return ProduceResponse(responses, throttle_ms)
+
+    async def _append(
+        self,
+        call: Call,
+        request: ProduceRequest,
+        place: Found,
+        name: str,
+        data: PartitionProduceData,
+    ) -> tuple[PartitionProduceResponse, int]:
+        """Have one batch appended; also for how long its leader wants the client to wait."""
+        if request.acks not in ACKS:
+            text = f"acks={request.acks}: give -1, 0 or 1"
+            return _refused(data.index, ErrorCode.INVALID_REQUIRED_ACKS, text), 0
+        batch = _read(call.version, request, data)
+        if isinstance(batch, PartitionProduceResponse):
+            return batch, 0
+        timeout_ms = min(max(request.timeout_ms, TIMEOUT_MIN_MS), TIMEOUT_MAX_MS)
+        if isinstance(place, ErrorCode):
+            asked = leader_messages.ProduceRequest(
+                topic_partition=TopicPartition(name, data.index), batch=batch.records
+            )
+            reply = await self._leaders.ask(call, place, asked, timeout_ms=timeout_ms)
+            return _failed(batch, reply, reply.error), 0
+        produce = _Produce(
+            call, request.acks, timeout_ms, place, batch, _line(call.client, place.tp)
+        )
+        if batch.producer_id == NO_PRODUCER_ID:
+            reply = await self._send(produce, None)
+        elif batch.transactional_id is not None and self._enrolments is None:
+            return _refused(data.index, UNSUPPORTED_VERSION, _NO_TRANSACTIONS), 0
+        else:
+            reply = await self._send_owned(produce)
+        throttle_ms = 0 if reply.throttle_ms is UNSET else reply.throttle_ms
+        if reply.error is ErrorCode.NONE:
+            if reply.is_ticket_old:
+                self._plain.refresh_soon()
+            answer = PartitionProduceResponse(
+                data.index, 0, reply.base_offset, reply.log_append_time_ms, reply.log_start_offset
+            )
+            return answer, throttle_ms
+        error: ErrorCode = reply.error
+        if error is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            error = await self._why_out_of_order(produce)
+        return _failed(batch, reply, error), throttle_ms
+
+    # --- tickets --------------------------------------------------------------------------
+
+    async def _send_owned(self, produce: _Produce) -> ProduceReply:
+        """Send a batch of a producer with its ticket; if that was an old one, with another."""
+        ticket = await self._ticket(produce)
+        if isinstance(ticket, ProduceReply):
+            return ticket
+        reply = await self._send(produce, ticket)
+        if ticket is None or not await self._is_old(produce, ticket, reply.error):
+            return reply
+        ticket = await self._ticket(produce)
+        return ticket if isinstance(ticket, ProduceReply) else await self._send(produce, ticket)
+
+    async def _ticket(self, produce: _Produce) -> bytes | ProduceReply | None:
+        """The ticket of a batch, ``None`` for an id that gets none here, or a refusal."""
+        batch = produce.batch
+        if batch.transactional_id is not None and self._enrolments is not None:
+            error, ticket = await self._enrolments.ticket(
+                produce.call,
+                batch.transactional_id,
+                batch.producer_id,
+                batch.producer_epoch,
+                produce.place.tp,
+            )
+            if error is ErrorCode.NONE:
+                return ticket
+            return ProduceReply(error=error, detail=refusal_text(error, batch.transactional_id))
+        if batch.producer_id < FIRST_KAFKA_ID:
+            # The leader says that it does not know whose this is.
+            return None
+        plain = self._plain.find(batch.producer_id)
+        if plain is None:
+            await self._plain.refresh()
+            plain = self._plain.find(batch.producer_id)
+        if plain is None:
+            return ProduceReply(error=ErrorCode.NOT_ENOUGH_REPLICAS, detail=_NO_KEYS)
+        return plain
+
+    async def _is_old(self, produce: _Produce, ticket: bytes, error: ErrorCode) -> bool:
+        """Whether the leader refused ``ticket`` and there may be a better one."""
+        batch = produce.batch
+        if batch.transactional_id is not None and self._enrolments is not None:
+            if error is not ErrorCode.INVALID_TXN_STATE:
+                return False
+            self._enrolments.forget(
+                batch.transactional_id,
+                batch.producer_id,
+                batch.producer_epoch,
+                produce.place.tp,
+                ticket,
+            )
+            return True
+        if error is not ErrorCode.UNKNOWN_PRODUCER_ID:
+            return False
+        if self._plain.find(batch.producer_id) == ticket:
+            await self._plain.refresh()
+        return self._plain.find(batch.producer_id) != ticket
+
+    # --- sending --------------------------------------------------------------------------
+
+    async def _send(self, produce: _Produce, ticket: bytes | None) -> ProduceReply:
+        """Send a batch once those before it are on their way."""
+        call, acks, timeout_ms, place, batch, line = produce
+        asked = leader_messages.ProduceRequest(
+            topic_partition=place.tp,
+            acks=acks,
+            transactional_id=batch.transactional_id,
+            ticket=ticket,
+            timeout_ms=timeout_ms,
+            batch=batch.records,
+        )
+        is_first = await line.enter() if line.waiting or not line.is_open else False
+        line.sent.append(batch.base_sequence)
+        is_answered = False
+        try:
+            reply = await self._leaders.ask(
+                call,
+                place,
+                asked,
+                timeout_ms=timeout_ms,
+                may_repeat=batch.producer_id != NO_PRODUCER_ID,
+            )
+            is_answered = reply.error not in _LOST
+        finally:
+            line.sent.remove(batch.base_sequence)
+            line.leave(is_first=is_first, is_answered=is_answered)
+        return reply
+
+    async def _why_out_of_order(self, produce: _Produce) -> ErrorCode:
+        """Perhaps the leader knows nothing more of the batch's producer.
+
+        Not if an earlier batch of this connection is on its way: that may just be overtaken.
+        """
+        batch = produce.batch
+        sent = produce.line.sent
+        is_oldest = all(_is_before(batch.base_sequence, other) for other in sent)
+        if is_oldest and batch.transactional_id is None:
+            asked = DescribeProducersRequest(
+                topic_partition=produce.place.tp, producer_ids=(batch.producer_id,)
+            )
+            described = await self._leaders.ask_for_itself(produce.place.tp, asked)
+            if described.error is ErrorCode.NONE and not described.producers:
+                return ErrorCode.UNKNOWN_PRODUCER_ID
+        return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+_NO_TRANSACTIONS: Final = "transactions are not served here"
+_NO_KEYS: Final = "the keys of the cluster are not known yet: send the batch again"
+_NO_BATCH: Final = "there is no record batch: give exactly one for each partition"
+_TWO_BATCHES: Final = "there is more than one record batch: give exactly one for each partition"
+
+
+def _read(
+    version: int, request: ProduceRequest, data: PartitionProduceData
+) -> _Batch | PartitionProduceResponse:
+    """The batch, or why no leader is asked. What is cut off its leader refuses."""
+    records: Buffer = b"" if data.records is None else data.records
+    size_bytes = len(records)
+    if size_bytes > MAGIC_AT and records[MAGIC_AT] != MAGIC:
+        text = f"magic={records[MAGIC_AT]}: give record batches of format {MAGIC}"
+        return _refused(data.index, UNSUPPORTED_FOR_MESSAGE_FORMAT, text)
+    if size_bytes < HEADER_BYTES:
+        return _Batch(data.index, records)
+    _, attributes, producer_id, producer_epoch, base_sequence = _FIELDS.unpack_from(
+        records, MAGIC_AT
+    )
+    if version < _ZSTD_VERSION and attributes & CODEC_MASK == Codec.ZSTD:
+        text = f"zstd needs version {_ZSTD_VERSION} of Produce or a later one"
+        return _refused(data.index, UNSUPPORTED_COMPRESSION_TYPE, text)
+    transactional_id = None
+    # Without an id, or a producer, the leader refuses it.
+    if attributes & TRANSACTIONAL and request.transactional_id and producer_id >= 0:
+        if version < PRODUCE_VERSION_MIN:
+            return _refused(data.index, UNSUPPORTED_VERSION, TOO_OLD)
+        transactional_id = request.transactional_id
+    return _Batch(data.index, records, producer_id, producer_epoch, base_sequence, transactional_id)
+
+
+def _failed(batch: _Batch, reply: ProduceReply, error: ErrorCode) -> PartitionProduceResponse:
+    """The answer to a batch that was not appended, or of which that is not known."""
+    text = reply.detail
+    if error is ErrorCode.PRODUCER_FENCED:
+        error = ErrorCode.INVALID_PRODUCER_EPOCH
+    elif error is ErrorCode.NETWORK_EXCEPTION and batch.producer_id == NO_PRODUCER_ID:
+        error = ErrorCode.REQUEST_TIMED_OUT
+    elif error is ErrorCode.INVALID_RECORD and not text:
+        text = _why_invalid(batch.records)
+    answer = _refused(batch.number, of_leader(error), text)
+    if error is ErrorCode.UNKNOWN_PRODUCER_ID:
+        # Without it a client only sends the batch again (KAFKA-5793).
+        answer.log_start_offset = max(reply.log_start_offset, 0)
+    else:
+        answer.log_start_offset = reply.log_start_offset
+    answer.record_errors = [BatchIndexAndErrorMessage(index) for index in reply.refused_records]
+    return answer
+
+
+def _refused(index: int, code: int, text: str) -> PartitionProduceResponse:
+    return PartitionProduceResponse(
+        index=index, error_code=int(code), base_offset=NO_OFFSET, error_message=text or None
+    )
+
+
+def _is_before(sequence: int, other: int) -> bool:
+    """Whether a sequence comes before another one, past the wrap if need be."""
+    return 0 < (other - sequence) % (SEQUENCE_MAX + 1) <= SEQUENCE_MAX // 2
+
+
+def _why_invalid(records: Buffer) -> str:
+    """A sentence on a batch that its leader refused without one, "" if it cannot be told here."""
+    if not records:
+        return _NO_BATCH
+    size_bytes = LENGTH_END + _LENGTH.unpack_from(records, LENGTH_AT)[0]
+    return _TWO_BATCHES if size_bytes < len(records) else ""
+
+
+# --- order ------------------------------------------------------------------------------------
+
+
+class _Line:
+    """The batches of one connection for one partition: they leave in the order they came in.
+
+    ``is_open``: the last call was answered, so the next ones leave at once, and arrive in order.
+    """
+
+    __slots__ = ("_has_first", "is_open", "sent", "waiting")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.sent: list[int] = []
+        """The first sequences of those that are on their way."""
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        self._has_first = False
+
+    async def enter(self) -> bool:
+        """Wait until the batch may leave; whether the others wait until it is answered."""
+        if self.waiting or (self._has_first and not self.is_open):
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self.waiting.remove(turn)
+                self._call_next()
+                raise
+            self.waiting.popleft()
+        if self.is_open:
+            # The next one leaves right behind this one.
+            self._call_next()
+            return False
+        self._has_first = True
+        return True
+
+    def leave(self, *, is_first: bool, is_answered: bool) -> None:
+        """The call has come back, or is given up."""
+        if is_first:
+            self._has_first = False
+            self.is_open = is_answered
+            self._call_next()
+        elif not is_answered:
+            self.is_open = False
+
+    def _call_next(self) -> None:
+        if self.waiting and not self.waiting[0].done() and (self.is_open or not self._has_first):
+            self.waiting[0].set_result(None)
+
+
+def _line(client: Client, tp: TopicPartition) -> _Line:
+    lines: dict[TopicPartition, _Line] | None = client.remembered.get(_REMEMBERED)
+    if lines is None:
+        lines = client.remembered[_REMEMBERED] = {}
+    line = lines.get(tp)
+    if line is None:
+        if len(lines) >= LINES_MAX:
+            busy = {one: known for one, known in lines.items() if known.sent or known.waiting}
+            lines.clear()
+            lines |= busy
+        line = lines[tp] = _Line()
+    return line

@@ -1,0 +1,233 @@
+"""A broker's gateway: when its port opens, what it tells, and who starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from kafka_gateway import HERE, Actors, Wire
+from replicas import surroundings_of
+from virtual_time import VirtualLoop, run_virtually
+
+from oncelog.actors.config import BrokerConfig, ClusterConfig, GatewayConfig, ReplicaConfig
+from oncelog.actors.gateway import listener
+from oncelog.actors.launch import processes
+from oncelog.actors.launch.gateway import OPEN_RETRY_S, Gateway
+from oncelog.actors.pin import BY_LABEL, Pin
+from oncelog.actors.protocol.messages.access import NO_ACCESS
+from oncelog.actors.protocol.messages.brokers import (
+    FindKafkaListenerReply,
+    FindKafkaListenerRequest,
+    PingReply,
+    PingRequest,
+)
+from oncelog.actors.rpc.door import Door
+from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CLUSTER_METADATA_TOPIC
+
+ASK = FindKafkaListenerRequest()
+Story = Callable[[Gateway, Actors], Awaitable[None]]
+
+
+def free_port() -> int:
+    with socket.create_server((HERE, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def play(story: Story, *, knows_rules: bool = True, port: int | None = None) -> None:
+    async def body() -> None:
+        actors, bugs = Actors(), list[BaseException]()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        door = Door(NO_ACCESS if knows_rules else None, secret=b"s" * 32)
+        environment = surroundings_of(
+            actors,  # type: ignore[arg-type]
+            loop,
+            bugs.append,
+            door=door,
+        )
+        config = GatewayConfig(
+            number=0,
+            broker_id=1,
+            data_dir="/d",
+            cluster_id="c1",
+            cluster=ClusterConfig(kafka_port=port or free_port()),
+        )
+        gateway = Gateway(config, environment, host=HERE)
+        gateway.begin()
+        try:
+            await story(gateway, actors)
+        finally:
+            await gateway.close()
+        assert bugs == []
+
+    run_virtually(body())
+
+
+async def is_open(gateway: Gateway) -> bool:
+    return (await gateway.find_kafka_listener(ASK)).error is ErrorCode.NONE
+
+
+async def metadata(gateway: Gateway) -> Any:
+    wire = Wire(*await asyncio.open_connection(*gateway.address()))
+    answer = await wire.ask(
+        MetadataRequest[5](topics=None, allow_auto_topic_creation=False), MetadataResponse
+    )
+    wire.writer.close()
+    return answer
+
+
+def test_it_serves_on_its_port_and_tells_where():
+    async def story(gateway: Gateway, actors: Actors) -> None:
+        await asyncio.sleep(0.05)
+        port = gateway.config.cluster.kafka_port
+        assert await gateway.find_kafka_listener(ASK) == FindKafkaListenerReply(
+            host=HERE, port=port
+        )
+        assert gateway.problem == ""
+        answer = await metadata(gateway)
+        assert (answer.cluster_id, answer.controller_id) == ("c1", 2)
+        assert {one.node_id: one.port for one in answer.brokers} == {1: port, 2: 9_092}
+        assert {one.name for one in answer.topics} >= {"flights", "taxis"}
+        assert await gateway.ping(PingRequest()) == PingReply()
+        assert repr(gateway) == "Gateway(gateway:0@1)"
+
+    play(story)
+
+
+def test_it_opens_once_it_knows_who_may_do_what():
+    async def story(gateway: Gateway, actors: Actors) -> None:
+        await asyncio.sleep(5)
+        reply = await gateway.find_kafka_listener(ASK)
+        assert (reply.error, reply.port) == (ErrorCode.BROKER_NOT_AVAILABLE, 0)
+        assert reply.detail == gateway.problem != ""
+        gateway.environment.door.learn(NO_ACCESS)
+        await asyncio.sleep(1)
+        assert await is_open(gateway)
+
+    play(story, knows_rules=False)
+
+
+def test_it_opens_once_the_controller_answers():
+    async def story(gateway: Gateway, actors: Actors) -> None:
+        actors.error = ErrorCode.NETWORK_EXCEPTION
+        await asyncio.sleep(5)
+        assert not await is_open(gateway)
+        actors.error = ErrorCode.NONE
+        await asyncio.sleep(1)
+        assert await is_open(gateway)
+
+    play(story)
+
+
+def test_a_port_that_cannot_be_opened_is_told_and_tried_again(monkeypatch, caplog):
+    bind, is_allowed = listener._bind, False
+
+    def refuse(*arguments: Any) -> Any:
+        if not is_allowed:
+            raise OSError(errno.EACCES, "Permission denied")
+        return bind(*arguments)
+
+    monkeypatch.setattr(listener, "_bind", refuse)
+
+    async def story(gateway: Gateway, actors: Actors) -> None:
+        nonlocal is_allowed
+        await asyncio.sleep(1)
+        reply = await gateway.find_kafka_listener(ASK)
+        assert "Permission denied" in reply.detail
+        is_allowed = True
+        await asyncio.sleep(OPEN_RETRY_S)
+        assert await is_open(gateway)
+        assert gateway.problem == ""
+
+    with caplog.at_level(logging.ERROR):
+        play(story)
+    assert "Gateway(gateway:0@1) serves no clients of Kafka: " in caplog.text
+
+
+def test_a_later_life_has_the_port_of_the_one_before():
+    port = free_port()
+
+    async def story(gateway: Gateway, actors: Actors) -> None:
+        await asyncio.sleep(0.05)
+        assert gateway.address() == (HERE, port)
+        assert (await metadata(gateway)).cluster_id == "c1"
+
+    play(story, port=port)
+    play(story, port=port)
+
+
+# --- who starts it ----------------------------------------------------------------------------
+
+LABEL = Pin(BY_LABEL, "2")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was started: class, name and arguments."""
+    found: list[Any] = []
+    monkeypatch.setattr(processes, "launch_actor", lambda *given: found.append(given))
+    return found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BrokerConfig(broker_id=2, data_dir="/d", cluster_id="c1", pin=LABEL, server_secret=b"s"),
+        ReplicaConfig(
+            topic=CLUSTER_METADATA_TOPIC,
+            partition=0,
+            broker_id=2,
+            data_dir="/d",
+            cluster_id="c1",
+            pin=LABEL,
+            server_secret=b"s",
+        ),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_broker_and_the_controller_start_the_gateway_of_their_broker(launched, config):
+    asyncio.run(processes.start_gateway(config))
+    assert launched == [], "no port, no gateway"
+    cluster = ClusterConfig(kafka_port=9_092)
+    asyncio.run(processes.start_gateway(dataclasses.replace(config, cluster=cluster)))
+    assert launched == [
+        (
+            processes.GatewayProcess,
+            "gateway:0@2",
+            GatewayConfig(
+                number=0,
+                broker_id=2,
+                data_dir="/d",
+                cluster=cluster,
+                cluster_id="c1",
+                pin=LABEL,
+                server_secret=b"s",
+            ),
+        )
+    ]
+
+
+def test_while_ray_does_not_answer_it_is_tried_again(monkeypatch, caplog):
+    tries = 0
+
+    def launch(*_: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise RuntimeError("no head")
+
+    monkeypatch.setattr(processes, "launch_actor", launch)
+    monkeypatch.setattr(processes, "GATEWAY_RETRY_S", 0.0)
+    config = BrokerConfig(broker_id=2, data_dir="/d", cluster=ClusterConfig(kafka_port=1))
+    asyncio.run(processes.start_gateway(config))
+    assert tries == 3
+    assert "the gateway for clients of Kafka cannot be started: no head" in caplog.text
