@@ -328,6 +328,13 @@ def _damaged(seen: ClusterStatus) -> Iterator[str]:
             yield f"{actor.name} at offset {actor.reply.damaged_offset}"
 
 
+def _late_transactions(seen: ClusterStatus) -> Iterator[str]:
+    for actor in seen.actors:
+        count = actor.reply.late_transaction_count
+        if count and seen.is_leading(actor):
+            yield f"{actor.topic_partition} ({count})"
+
+
 def _brokers(numbers: Iterable[int]) -> str:
     return ", ".join(f"broker {number}" for number in numbers)
 
@@ -416,6 +423,13 @@ CONDITIONS: Final = (
         is_served=True,
         where=_voters_behind,
         advice="it is catching up; if it persists, see the log of its broker's actor",
+    ),
+    Condition(
+        name="late transaction",
+        is_served=True,
+        where=_late_transactions,
+        advice="it is open for longer than any may be, and read_committed consumers wait at it: "
+        "`oncelog transactions find-hanging` names it, and `abort` ends it",
     ),
     Condition(
         name="damaged",

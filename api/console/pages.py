@@ -113,6 +113,8 @@ def command_for(found: FoundCondition, seen: Seen) -> tuple[str, ...]:
         return ("topics", "describe", topic)
     if name in _DISK_CONDITIONS:
         return ("brokers", "log-dirs")
+    if name == "late transaction":
+        return ("transactions", "find-hanging")
     if name == "damaged":
         damaged = [actor.reply for actor in seen.status.actors if actor.is_damaged]
         tp, directory = damaged[0].topic_partition, damaged[0].directory

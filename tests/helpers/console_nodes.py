@@ -28,6 +28,18 @@ def why_no_browser() -> str:
 
 
 @contextlib.contextmanager
+def small_disk(directory: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of its own at ``directory``, in memory."""
+    directory.mkdir()
+    options = ("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs")
+    subprocess.run(("mount", *options, str(directory)), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", "--lazy", str(directory)), check=True)
+
+
+@contextlib.contextmanager
 def three_brokers(root: Path) -> Iterator[Nodes]:
     """A log on three brokers, each a node with a disk of its own."""
     nodes = Nodes(root, head_labels="broker=1,rack=a")
