@@ -339,6 +339,11 @@ def _brokers(numbers: Iterable[int]) -> str:
     return ", ".join(f"broker {number}" for number in numbers)
 
 
+_HANGS: Final = (
+    "who does not answer for long hangs: end the process that `ray list actors` names, and Ray "
+    "starts another"
+)
+
 CONDITIONS: Final = (
     Condition(
         name="no majority of the voters",
@@ -365,7 +370,7 @@ CONDITIONS: Final = (
         is_served=False,
         where=_leaders_not_serving,
         advice="wait a few seconds: actors restart and other leaders are elected automatically; "
-        "if it persists, see the state above and `oncelog logs ACTOR`",
+        f"if it persists, see the state above and `oncelog logs ACTOR`; {_HANGS}",
     ),
     Condition(
         name="refuses acks=all",
@@ -403,7 +408,7 @@ CONDITIONS: Final = (
         is_served=True,
         where=_followers_not_serving,
         advice="wait a few seconds: actors restart automatically; if it persists, its disk or its "
-        "log is the cause: see the state above",
+        f"log is the cause: see the state above; {_HANGS}",
     ),
     Condition(
         name="disk refuses",
