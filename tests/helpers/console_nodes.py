@@ -102,7 +102,13 @@ def console(nodes: Nodes, *options: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def browser(*, is_dark: bool = False, width: int = 1280, height: int = 800) -> Iterator[Any]:
+def browser(
+    *,
+    is_dark: bool = False,
+    width: int = 1280,
+    height: int = 800,
+    accepts_any_certificate: bool = False,
+) -> Iterator[Any]:
     """A headless Chromium."""
     from selenium import webdriver
 
@@ -117,6 +123,7 @@ def browser(*, is_dark: bool = False, width: int = 1280, height: int = 800) -> I
         arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"]
     for argument in arguments:
         options.add_argument(argument)
+    options.accept_insecure_certs = accepts_any_certificate
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     service = webdriver.ChromeService(executable_path=str(shutil.which(DRIVER)))
     driver = webdriver.Chrome(options=options, service=service)
