@@ -331,9 +331,21 @@ def _damaged(seen: ClusterStatus) -> Iterator[str]:
             yield f"{actor.name} at offset {actor.reply.damaged_offset}"
 
 
+def _late_transactions(seen: ClusterStatus) -> Iterator[str]:
+    for actor in seen.actors:
+        count = actor.reply.late_transaction_count
+        if count and seen.is_leading(actor):
+            yield f"{actor.topic_partition} ({count})"
+
+
 def _brokers(numbers: Iterable[int]) -> str:
     return ", ".join(f"broker {number}" for number in numbers)
 
+
+_HANGS: Final = (
+    "who does not answer for long hangs: end the process that `ray list actors` names, and Ray "
+    "starts another"
+)
 
 CONDITIONS: Final = (
     Condition(
@@ -361,7 +373,7 @@ CONDITIONS: Final = (
         is_served=False,
         where=_leaders_not_serving,
         advice="wait a few seconds: actors restart and other leaders are elected automatically; "
-        "if it persists, see the state above and `oncelog logs ACTOR`",
+        f"if it persists, see the state above and `oncelog logs ACTOR`; {_HANGS}",
     ),
     Condition(
         name="refuses acks=all",
@@ -399,7 +411,7 @@ CONDITIONS: Final = (
         is_served=True,
         where=_followers_not_serving,
         advice="wait a few seconds: actors restart automatically; if it persists, its disk or its "
-        "log is the cause: see the state above",
+        f"log is the cause: see the state above; {_HANGS}",
     ),
     Condition(
         name="disk refuses",
@@ -419,6 +431,13 @@ CONDITIONS: Final = (
         is_served=True,
         where=_voters_behind,
         advice="it is catching up; if it persists, see the log of its broker's actor",
+    ),
+    Condition(
+        name="late transaction",
+        is_served=True,
+        where=_late_transactions,
+        advice="it is open for longer than any may be, and read_committed consumers wait at it: "
+        "`oncelog transactions find-hanging` names it, and `abort` ends it",
     ),
     Condition(
         name="damaged",

@@ -100,6 +100,7 @@ def _finding(found: FoundCondition, seen: Seen) -> _Finding:
 
 
 _TOPIC_CONDITIONS: Final = ("without a leader", "refuses acks=all", "under-replicated")
+_ACTOR_CONDITIONS: Final = ("not serving", "replica not following")
 _DISK_CONDITIONS: Final = ("takes no writes", "disk refuses")
 
 
@@ -113,6 +114,11 @@ def command_for(found: FoundCondition, seen: Seen) -> tuple[str, ...]:
         return ("topics", "describe", topic)
     if name in _DISK_CONDITIONS:
         return ("brokers", "log-dirs")
+    if name in _ACTOR_CONDITIONS:
+        # "partition:flights-1@2 in partitions:1@2 (does not answer)": its process is the host's.
+        return ("logs", place.partition(" (")[0].rpartition(" in ")[2])
+    if name == "late transaction":
+        return ("transactions", "find-hanging")
     if name == "damaged":
         damaged = [actor.reply for actor in seen.status.actors if actor.is_damaged]
         tp, directory = damaged[0].topic_partition, damaged[0].directory

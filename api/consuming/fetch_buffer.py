@@ -173,7 +173,7 @@ class AssignedPartition:
 
     From the last reply: ``readable_end`` (exclusive), the last stable offset or the high watermark;
     ``log_start_offset``; ``is_suspicious``, the reply was damaged and the leader must check the
-    next one.
+    next one; ``is_read_alone``, it had so many records that the next fetch travels by itself.
 
     ``failure`` is raised to the user once everything fetched before it is delivered. ``moves``
     counts seeks and resets, so that the result of an older look-up is recognised as stale.
@@ -193,6 +193,7 @@ class AssignedPartition:
         self.is_withheld = False
         self.failure: OncelogError | None = None
         self.is_suspicious = False
+        self.is_read_alone = False
         self.aborted_record_count = 0
         self.moves = 0
         self.topic_id = ""

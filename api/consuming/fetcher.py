@@ -1,10 +1,10 @@
 """Reads ahead for a consumer: one long poll at a time per assigned partition.
 
 One task per partition calls its leader, filters the reply and buffers it until it is taken. Fetches
-of partitions that share a host process travel together (``shared_fetches``). A
-partition buffers at most two replies: one being taken from, one fetched ahead. No fetch starts
-while all replies together have ``fetch_max_bytes``. So memory stays below that plus one reply per
-partition. A seek cancels the fetch in flight and drops its reply.
+of partitions that share a host process travel together (``shared_fetches``), but for those that
+give much. A partition buffers at most two replies: one being taken from, one fetched ahead. No
+fetch starts while all replies together have ``fetch_max_bytes``. So memory stays below that plus
+one reply per partition. A seek cancels the fetch in flight and drops its reply.
 
 A retriable error is retried after a wait, at the leader that the router then finds. Any other
 error, or a damaged batch, waits until everything before it is taken; the consumer then raises it.
@@ -53,6 +53,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IDLE_CHECK_MS: Final = 20_000
+
+ALONE_MIN_BYTES: Final = 262_144
+"""A reply with so many bytes of records is worth a call of its own.
+
+Together such replies would wait for each other, and be too long for the processor's cache.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -460,7 +466,9 @@ class Fetcher:
             tp,
             request,
             timeout_ms=timeout_ms,
-            call_hosted=lambda address: self._fetch_with_others(None, address, request),
+            call_hosted=None
+            if partition.is_read_alone
+            else lambda address: self._fetch_with_others(None, address, request),
         )
 
     async def _fetch_with_others(
@@ -489,6 +497,7 @@ class Fetcher:
         is_committed = self._isolation_level is IsolationLevel.READ_COMMITTED
         partition.readable_end = reply.last_stable_offset if is_committed else reply.high_watermark
         partition.log_start_offset = reply.log_start_offset
+        partition.is_read_alone = len(reply.records) >= ALONE_MIN_BYTES
         fetch_offset = partition.fetch_offset
         assert fetch_offset is not None
         try:

@@ -28,6 +28,18 @@ def why_no_browser() -> str:
 
 
 @contextlib.contextmanager
+def small_disk(directory: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of its own at ``directory``, in memory."""
+    directory.mkdir()
+    options = ("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs")
+    subprocess.run(("mount", *options, str(directory)), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(("umount", "--lazy", str(directory)), check=True)
+
+
+@contextlib.contextmanager
 def three_brokers(root: Path) -> Iterator[Nodes]:
     """A log on three brokers, each a node with a disk of its own."""
     nodes = Nodes(root, head_labels="broker=1,rack=a")
@@ -90,7 +102,13 @@ def console(nodes: Nodes, *options: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def browser(*, is_dark: bool = False, width: int = 1280, height: int = 800) -> Iterator[Any]:
+def browser(
+    *,
+    is_dark: bool = False,
+    width: int = 1280,
+    height: int = 800,
+    accepts_any_certificate: bool = False,
+) -> Iterator[Any]:
     """A headless Chromium."""
     from selenium import webdriver
 
@@ -105,6 +123,7 @@ def browser(*, is_dark: bool = False, width: int = 1280, height: int = 800) -> I
         arguments += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"]
     for argument in arguments:
         options.add_argument(argument)
+    options.accept_insecure_certs = accepts_any_certificate
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     service = webdriver.ChromeService(executable_path=str(shutil.which(DRIVER)))
     driver = webdriver.Chrome(options=options, service=service)

@@ -1,4 +1,7 @@
-"""Leaves something to see in a console: ADDRESS, and `busy` to go on until it is killed."""
+"""Leaves something to see in a console: ADDRESS, and `busy` to go on until it is killed.
+
+With `asked` it does what it is told, line by line, and answers each line with itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import itertools
 import json
 import sys
+import threading
 import time
 from typing import Any
 
@@ -75,15 +79,65 @@ def count(record: Any) -> bytes:
     return bytes(record.value)
 
 
-def main() -> None:
-    address, *modes = sys.argv[1:]
-    cluster = oncelog.connect(address)
-    fill(cluster)
+def leave_open(cluster: Any) -> Any:
+    """A producer in the midst of its transaction."""
     left_open = cluster.producer(transactional_id="left-open", transaction_timeout_ms=600_000)
     left_open.init_transactions()
     left_open.begin_transaction()
     left_open.send("flights", key=b"B6", value=b"never ended", partition=0)
     left_open.flush()
+    return left_open
+
+
+def consume(cluster: Any, is_over: threading.Event) -> None:
+    """A member of the group that reads the flights."""
+    with cluster.consumer(group_id="billing", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe(["flights"])
+        while not is_over.is_set():
+            consumer.poll(timeout_ms=200)
+
+
+def produce(cluster: Any, is_over: threading.Event) -> None:
+    """Write a little all the time."""
+    with cluster.producer() as producer:
+        for number in itertools.count():
+            if is_over.wait(0.1):
+                return
+            producer.send("flights", key=b"AA", value=flight(number))
+
+
+def do_as_asked(cluster: Any) -> None:
+    """Obey each line; what was begun ends with the input."""
+    kept: list[Any] = []
+    begun: dict[str, tuple[threading.Event, threading.Thread]] = {}
+    works = {"consumer": consume, "producer": produce}
+    for line in sys.stdin:
+        verb, _, what = line.strip().partition(" ")
+        if verb == "leave":
+            kept.append(leave_open(cluster))
+        elif verb == "begin":
+            is_over = threading.Event()
+            thread = threading.Thread(target=works[what], args=(cluster, is_over), daemon=True)
+            thread.start()
+            begun[what] = is_over, thread
+        else:
+            is_over, thread = begun.pop(what)
+            is_over.set()
+            thread.join()
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+def main() -> None:
+    address, *modes = sys.argv[1:]
+    cluster = oncelog.connect(address)
+    fill(cluster)
+    if "asked" in modes:
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        do_as_asked(cluster)
+        return
+    left_open = leave_open(cluster)
     if "busy" in modes:
         cluster.process(
             source="flights",

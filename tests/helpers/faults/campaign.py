@@ -87,6 +87,7 @@ def run_campaign(
     faults: int,
     say: Callable[[str], None],
     several: SeveralBrokers | None = None,
+    stall_max_s: float = STALL_MAX_S,
 ) -> Result:
     """Run clients and faults against ``cluster``, whose topics must not exist yet; judge it."""
     write_meta(directory)
@@ -125,7 +126,7 @@ def run_campaign(
             settling.await_true("all replicas are equal", _differences(several), WHOLE_DEADLINE_S)
     result = _judge(directory, settling.stalls + crew.crashes, faults)
     if several is not None:
-        _judge_availability(result, several)
+        _judge_availability(result, several, stall_max_s)
     return result
 
 
@@ -318,10 +319,10 @@ def _judge(directory: Path, found: list[Anomaly], faults: int) -> Result:
     return Result(committed, [*found, *verdict.anomalies, *seen], verdict.missing + others.missing)
 
 
-def _judge_availability(result: Result, several: SeveralBrokers) -> None:
+def _judge_availability(result: Result, several: SeveralBrokers, stall_max_s: float) -> None:
     """How often leaders changed, and that commits went on while a majority of brokers lived."""
     stall = longest_stall(result.history)
-    if stall.length_s > STALL_MAX_S:
+    if stall.length_s > stall_max_s:
         result.anomalies.append(Anomaly("stall", f"a majority lives, nothing commits: {stall}"))
     changes = logged_changes(several.data_dirs[FOUNDER])
     result.figures.append(f"elections     {count_moves(changes)}")
@@ -366,6 +367,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--calls", choices=get_args(CallTransport), default=CONNECTIONS, help="how calls travel"
     )
     parser.add_argument("--replicas-per-actor", default="auto", help="as the cluster's setting")
+    parser.add_argument(
+        "--stall-s",
+        type=float,
+        default=STALL_MAX_S,
+        help="the longest without a commit while a majority of brokers lives",
+    )
     arguments = parser.parse_args(argv)
     directory: Path = arguments.history.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -397,6 +404,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             faults=arguments.faults,
             say=say,
             several=several,
+            stall_max_s=arguments.stall_s,
         )
     print_result(result, directory, say)
     return 0 if result.is_valid else 1

@@ -74,7 +74,7 @@ class StatusTransport:
                 size_bytes=2_048,
                 producer_count=4,
                 open_transaction_count=1,
-                late_transaction_count=2,
+                late_transaction_count=0,
                 oldest_open_transaction_age_ms=7,
                 active_transactional_id_count=5 if name.startswith("transaction:") else None,
             )
@@ -187,7 +187,7 @@ def test_the_voters_are_named_where_there_are_several(cluster):
 def test_partitions_are_shown_with_their_bounds(cluster):
     rows = cli_status.as_text(cluster.seen()).split("\n\n")[1].splitlines()
     assert rows[2].split() == (
-        ["flights", "0", "3", "0", "900", "1,000", "1,001", "2.0", "KiB", "4", "1", "2"]
+        ["flights", "0", "3", "0", "900", "1,000", "1,001", "2.0", "KiB", "4", "1", "0"]
     )
 
 
@@ -212,7 +212,7 @@ def test_programs_get_the_same_figures(cluster):
                 "size_bytes": 2_048,
                 "producer_count": 4,
                 "open_transaction_count": 1,
-                "late_transaction_count": 2,
+                "late_transaction_count": 0,
                 "oldest_open_transaction_age_ms": 7,
                 "damaged_place_count": 0,
                 "cut_bytes": 0,
@@ -394,6 +394,11 @@ def voter_behind(cluster):
     return ("broker 2",)
 
 
+def late_transaction(cluster):
+    cluster.change("partition:flights-1@1", open_transaction_count=3, late_transaction_count=2)
+    return ("flights-1 (2)",)
+
+
 def damaged(cluster):
     cluster.change("partition:flights-1@1", damaged_offset=17, damaged_place_count=3)
     return ("partition:flights-1@1 at offset 17",)
@@ -413,6 +418,7 @@ ROWS = {
     "disk refuses": (disk_refuses, 1),
     "under-replicated": (under_replicated, 1),
     "voter behind": (voter_behind, 1),
+    "late transaction": (late_transaction, 1),
     "damaged": (damaged, 1),
 }
 

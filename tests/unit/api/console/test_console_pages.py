@@ -144,6 +144,19 @@ def test_each_condition_has_a_command(condition, monkeypatch):
     assert cli.main(pages.command_for(found, seen)) == 0
 
 
+@pytest.mark.parametrize(
+    ("place", "actor"),
+    [
+        ("partition:t-1@2 in partitions:1@2 (does not answer)", "partitions:1@2"),
+        ("partition:t-1@2 (offline: no space (left))", "partition:t-1@2"),
+    ],
+)
+def test_who_does_not_serve_is_looked_up_in_the_log_of_its_process(place, actor):
+    seen = SimpleNamespace(status=SimpleNamespace(actors=[]))
+    (condition,) = (one for one in CONDITIONS if one.name == "not serving")
+    assert pages.command_for(FoundCondition(condition, (place,)), seen) == ("logs", actor)
+
+
 # --- a cluster that is gone -------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from oncelog.actors.protocol.messages.cluster import MetadataRequest
 from oncelog.actors.protocol.messages.partition import FetchRequest, FetchTogetherRequest
 from oncelog.api.config import ConsumerSettings
 from oncelog.api.consuming.consumer import AsyncConsumer
+from oncelog.api.consuming.fetcher import ALONE_MIN_BYTES
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
@@ -121,6 +122,28 @@ def test_idle_partitions_cost_about_one_call_a_second_for_each_host(fake_cluster
     assert max(hosts.fetched.values()) <= 5
     named = [len(each.fetches) for each in fake_cluster.requests(FetchTogetherRequest)]
     assert sum(named) <= 5 * COUNT
+
+
+def test_a_partition_that_gives_much_is_asked_by_itself_until_it_gives_little(
+    fake_cluster, run, hosts
+):
+    async def values(consumer, *values):
+        for value in values:
+            fake_cluster.logs[TPS[7]].append(value)
+        return [record.value for record in await consumer.poll(1_000)]
+
+    async def steps(consumer):
+        await consumer.poll(1_000)
+        much = bytes(ALONE_MIN_BYTES)
+        assert await values(consumer, much) == [much]
+        # The next fetch, which waits for what comes.
+        (alone,) = fake_cluster.requests(FetchRequest)
+        assert alone.topic_partition == TPS[7]
+        assert await values(consumer, b"little") == [b"little"]
+        assert await values(consumer, b"less") == [b"less"]
+        assert len(fake_cluster.requests(FetchRequest)) == 1
+
+    scenario_with(fake_cluster, run, steps)
 
 
 def test_records_come_at_once_and_only_their_fetch_is_begun_anew(fake_cluster, run, hosts):
