@@ -33,6 +33,7 @@ from oncelog.actors.gateway.messages.headers import RequestHeader, encode_respon
 from oncelog.actors.gateway.messages.primitives import Buffer, MalformedError
 from oncelog.actors.gateway.metadata import MetadataHandlers
 from oncelog.actors.gateway.records import RecordHandlers
+from oncelog.actors.gateway.sizes import check_listed, check_produce
 from oncelog.actors.gateway.transactions import Transactions
 from oncelog.actors.gateway.versions import is_readable, offered
 from oncelog.actors.protocol.access import Principal
@@ -144,7 +145,10 @@ class KafkaDoor:
         key, version = header.api_key, header.api_version
         name = self._names[key, version]
         try:
+            if key == ApiKey.PRODUCE:
+                check_produce(version, frame, position)
             request = APIS[key].decode[version](frame, position)
+            check_listed(frame, request)
         except MalformedError as error:
             self.warnings.warn(
                 "a request %s of client %r at %s cannot be read: %s — see what sends it: it is no "

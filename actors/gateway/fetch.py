@@ -68,6 +68,9 @@ ANSWER_MAX_BYTES: Final = 57_671_680
 PARTITIONS_MAX: Final = 20_000
 """Partitions that one request may name, and polls of one connection."""
 
+WAIT_MAX_MS: Final = 60_000
+"""How long a request waits for records, though its client would wait longer."""
+
 IDLE_WAIT_MAX_MS: Final = 5_000
 """How long a poll that has found nothing waits at its leader, though its client asks sooner."""
 
@@ -217,7 +220,7 @@ class _Waiting:
     def __init__(self, call: Call, request: FetchRequest) -> None:
         self.call = call
         # For nothing nobody waits.
-        wait_ms = max(request.max_wait_ms, 0) if request.min_bytes > 0 else 0
+        wait_ms = min(max(request.max_wait_ms, 0), WAIT_MAX_MS) if request.min_bytes > 0 else 0
         self.ends_ms = loop_ms() + wait_ms
         self.min_bytes = max(request.min_bytes, 1)
         self.polls: list[_Poll] = []

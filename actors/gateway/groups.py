@@ -2,8 +2,8 @@
 
 Two things differ from a client of our own. A member below JoinGroup 4 knows no MEMBER_ID_REQUIRED,
 so the second join is made here. And Kafka handles the requests of a connection one after the other,
-while here they run side by side: what must not overtake a commit of its group waits for it
-(``commits_in_order``, ``commits_done``).
+while here a join, which waits long, runs beside others: what must not overtake a commit of its
+group waits for it (``commits_in_order``, ``commits_done``), whatever overlaps.
 
 A coordinator that has moved is looked up anew, and asked once more. After that the client gets
 NOT_COORDINATOR and looks by itself.
@@ -24,9 +24,8 @@ from typing import Any, Final, TypeVar
 
 from msgspec import structs
 
-from oncelog.actors.coordination.cluster_view import ANY_AGE_MS
 from oncelog.actors.coordination.leader_watch import LEADER_CHECK_MS, LeaderWatch
-from oncelog.actors.gateway.calls import CALL_TIMEOUT_MS, Call
+from oncelog.actors.gateway.calls import CALL_TIMEOUT_MS, FRESH_MS, Call
 from oncelog.actors.gateway.errors import of_coordinator
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.delete_groups import (
@@ -57,6 +56,7 @@ from oncelog.actors.gateway.messages.list_groups import (
     ListGroupsResponse,
 )
 from oncelog.actors.gateway.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages import group, share
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.storage.errors import ErrorCode
@@ -562,7 +562,7 @@ def _operations(call: Call, name: str) -> int:
 async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:
     """List the groups that the client may see; queues only where their type is told."""
     shards = await _listed_shards(call)
-    if not shards:
+    if shards is None:
         return ListGroupsResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
     asked = group.DescribeGroupsRequest()
     replies = await asyncio.gather(*(ask_shard(call, shard, asked) for shard in shards))
@@ -589,13 +589,22 @@ async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsRespo
     )
 
 
-async def _listed_shards(call: Call) -> list[TopicPartition]:
-    """The partitions of the offsets topic whose groups are listed: all, whoever leads them."""
-    view = call.cluster.view
-    _, topics = await view.topics((CONSUMER_OFFSETS_TOPIC,), as_of_ms=ANY_AGE_MS)
+async def _listed_shards(call: Call) -> list[TopicPartition] | None:
+    """The partitions of the offsets topic whose groups are listed: those that this broker leads.
+
+    Clients ask every node and join what they get. ``None`` if it is not known which there are.
+    """
+    cluster = call.cluster
+    as_of_ms = loop_ms() - FRESH_MS
+    _, topics = await cluster.view.topics((CONSUMER_OFFSETS_TOPIC,), as_of_ms=as_of_ms)
     found = topics.get(CONSUMER_OFFSETS_TOPIC)
-    partitions = () if found is None else found.partitions
-    return [TopicPartition(CONSUMER_OFFSETS_TOPIC, one.partition) for one in partitions]
+    if found is None:
+        return None
+    return [
+        TopicPartition(CONSUMER_OFFSETS_TOPIC, one.partition)
+        for one in found.partitions
+        if one.leader == cluster.broker_id
+    ]
 
 
 def _listed(found: group.GroupDescription) -> ListedGroup:

@@ -47,10 +47,16 @@ from oncelog.actors.gateway.sasl import (
     answered,
     without_login,
 )
+from oncelog.actors.gateway.sizes import (
+    DECODED_FACTOR,
+    FRAME_MAX_BYTES,
+    OTHER_FRAME_MAX_BYTES,
+    is_produce,
+)
 from oncelog.actors.gateway.versions import versions_told
 from oncelog.actors.interfaces import Clock
 from oncelog.actors.process.background import OwnTasks
-from oncelog.actors.process.freed_memory import return_freed_memory
+from oncelog.actors.process.freed_memory import keep_freed_memory, return_freed_memory
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.access import USER_KIND
 from oncelog.actors.rpc.admission import (
@@ -79,14 +85,17 @@ from oncelog.actors.rpc.listener import (
 
 _logger = logging.getLogger(__name__)
 
-FRAME_MAX_BYTES: Final = 104_857_600
-"""A longer request closes its connection. Kafka's ``socket.request.max.bytes``."""
-
 LARGE_FRAME_TIMEOUT_S: Final = 60.0
 """A large request that takes longer to arrive is lost, waits for room included."""
 
 IN_PROGRESS_MAX: Final = 100
 """Requests of one connection that are not answered yet; beyond that it is read no further."""
+
+STRANGER_REQUESTS_MAX: Final = 32
+"""Requests of a connection before it is known whose they are; a client's login takes 5."""
+
+SOFTWARE_CHARACTERS_MAX: Final = 100
+"""So much is kept of the name that a client gives its software, and of its version."""
 
 IDLE_S: Final = 600.0
 """A connection without requests for so long is closed. Kafka's ``connections.max.idle.ms``."""
@@ -107,17 +116,18 @@ _SPLIT_BYTES: Final = 9
 """``FramedProtocol`` takes so many bytes of a frame for a head; here they are of Kafka's header."""
 
 _FETCHES: Final = "fetches"
+_GROUPS: Final = "groups"
 _OTHERS: Final = "others"
 _LANES: Final = {
     ApiKey.PRODUCE: None,
-    ApiKey.JOIN_GROUP: None,
-    ApiKey.SYNC_GROUP: None,
+    ApiKey.JOIN_GROUP: _GROUPS,
+    ApiKey.SYNC_GROUP: _GROUPS,
     ApiKey.FETCH: _FETCHES,
 }
 """API → with which requests of its connection it takes turns, ``_OTHERS`` by default.
 
 ``None``: with none. A turn ends as the answer goes out, so there is one answer with records at a
-time.
+time, and few requests of a connection are decoded and wait.
 """
 
 _LENGTH = Struct(">i")
@@ -153,6 +163,8 @@ class KafkaListener:
         cannot be used.
         """
         self._context()
+        # Records come and go, a block for each answer of a leader and each large request.
+        keep_freed_memory()
         sockets = await self._bound(hosts, port)
         self.port = sockets[0].getsockname()[1]
         self._sockets = sockets
@@ -292,8 +304,7 @@ class KafkaListener:
 
     def run(self, connection: KafkaConnection, answer: _Answer) -> None:
         """Handle one request in its own task."""
-        answer.is_run = True
-        self._tasks.spawn(connection.handle(answer))
+        answer.task = self._tasks.spawn(connection.handle(answer))
 
 
 def _bind(hosts: Sequence[str], port: int) -> list[socket.socket] | None:
@@ -344,7 +355,7 @@ class _Arrival:
 class _Answer:
     """The place of a request among the answers of its connection."""
 
-    __slots__ = ("frame", "header", "is_done", "is_run", "lane", "parts", "position", "reserved")
+    __slots__ = ("frame", "header", "is_done", "lane", "parts", "position", "reserved", "task")
 
     def __init__(
         self,
@@ -360,7 +371,9 @@ class _Answer:
         self.lane = lane
         self.reserved = reserved
         self.parts: Sequence[Buffer] = ()
-        self.is_run = self.is_done = False
+        self.is_done = False
+        self.task: asyncio.Task[None] | None = None
+        """Set once its turn has come."""
 
 
 class KafkaConnection(FramedProtocol):
@@ -377,6 +390,8 @@ class KafkaConnection(FramedProtocol):
         self.client: Client | None = None
         """Set once it is known whose requests these are."""
         self._software = ""
+        self._stranger_count = 0
+        """Its requests until ``client`` is set."""
         self._login: Login
         self._unproved: Proved | None = None
         """Who it is without a login; ``None``: it must log in."""
@@ -387,10 +402,14 @@ class KafkaConnection(FramedProtocol):
         self._answers: deque[_Answer] = deque()
         """In the order of their requests; at most ``IN_PROGRESS_MAX``."""
         self._busy: set[str] = set()
-        self._waiting: dict[str, deque[_Answer]] = {_FETCHES: deque(), _OTHERS: deque()}
+        self._waiting: dict[str, deque[_Answer]] = {
+            lane: deque() for lane in (_FETCHES, _GROUPS, _OTHERS)
+        }
         """Those of ``_answers`` whose turn has not come."""
         self._reserved: Reserved | None = None
         """Room for the incoming frame."""
+        self._weight = 1
+        """Bytes that the incoming frame takes up for each of its own."""
         self._is_without_room = False
         self._stranger_timer: asyncio.TimerHandle | None = None
         self._large_timer: asyncio.TimerHandle | None = None
@@ -424,7 +443,7 @@ class KafkaConnection(FramedProtocol):
             self._unproved = found
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its requests run on: the client may only have given up on the answers."""
+        """Its requests run on, but for fetches: the client may only have given up on answers."""
         super().connection_lost(exc)
         listener = self._listener
         self._is_over = True
@@ -439,8 +458,12 @@ class KafkaConnection(FramedProtocol):
             listener.room.give(self._reserved)
         for waiting in self._waiting.values():
             waiting.clear()
-        # Nobody would hear of those; what is under way ends by itself.
-        for answer in [one for one in self._answers if one.is_done or not one.is_run]:
+        for answer in list(self._answers):
+            if answer.task is not None and not answer.is_done:
+                if answer.lane != _FETCHES:
+                    continue
+                # Or who connects again and again has as many wait as all may have in progress.
+                answer.task.cancel()
             self._drop(answer)
         listener.secured_ended(self._is_secured)
 
@@ -456,9 +479,9 @@ class KafkaConnection(FramedProtocol):
     def _be_a_stranger(self) -> None:
         """Until it has shown who it is it may send small frames, and not for long."""
         self.frame_max_bytes = FIRST_FRAME_MAX_BYTES
-        if self._stranger_timer is not None:
-            self._stranger_timer.cancel()
-        self._stranger_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.end)
+        if self._stranger_timer is None:
+            # To begin a login again gives it no more time.
+            self._stranger_timer = self.loop.call_later(FIRST_FRAME_TIMEOUT_S, self.end)
 
     def _trust(self) -> None:
         """It speaks Kafka's protocol, and is somebody who may."""
@@ -646,6 +669,10 @@ class KafkaConnection(FramedProtocol):
     def _take_own(self, answer: _Answer, *, is_served: bool) -> None:
         """Answer about versions, or take a step of a login."""
         header, door = answer.header, self._listener.door
+        self._stranger_count += self.client is None
+        if self.client is None and self._stranger_count > STRANGER_REQUESTS_MAX:
+            self._refuse(APIS[header.api_key].name, "comes again and again before a login")
+            return
         self._answers.append(answer)
         self._listener.progress.begin(self)
         response: Any = None
@@ -678,7 +705,8 @@ class KafkaConnection(FramedProtocol):
 
     def _tell_versions(self, header: RequestHeader, request: ApiVersionsRequest) -> Any:
         if request.client_software_name:
-            self._software = f"{request.client_software_name} {request.client_software_version}"
+            told = (request.client_software_name, request.client_software_version)
+            self._software = " ".join(text[:SOFTWARE_CHARACTERS_MAX] for text in told)
             if self.client is not None:
                 self.client.name = self._software
         if self.client is None and self._unproved is not None and not self._login.is_going_on:
@@ -836,12 +864,22 @@ class KafkaConnection(FramedProtocol):
         self._begin_waiting()
         self.go_on()
 
+    def _begin_large(self, length: int, known: memoryview) -> None:
+        """Begin a large request, unless it is too large for its API."""
+        is_records = not self._login.is_bare and is_produce(known)
+        if not is_records and length > OTHER_FRAME_MAX_BYTES:
+            self._refuse(f"a request of {length} bytes", "is too long, as it is no Produce")
+            return
+        self._weight = 1 if is_records else DECODED_FACTOR
+        super()._begin_large(length, known)
+
     def grant(self, least_bytes: int, most_bytes: int) -> int:
         """Reserve room for a large request as it arrives; without room the connection waits."""
         if self._reserved is None:
             self._reserved = Reserved(self)
             self._large_timer = self.loop.call_later(LARGE_FRAME_TIMEOUT_S, self.end)
-        size_bytes = self._listener.room.grow(self._reserved, least_bytes, most_bytes)
+        room, weight = self._listener.room, self._weight
+        size_bytes = room.grow(self._reserved, weight * least_bytes, weight * most_bytes) // weight
         self._is_without_room = not size_bytes
         return size_bytes
 

@@ -41,7 +41,7 @@ from oncelog.actors.gateway.enrolments import (
     Enrolments,
     refusal_text,
 )
-from oncelog.actors.gateway.errors import of_leader
+from oncelog.actors.gateway.errors import UnansweredError, of_leader
 from oncelog.actors.gateway.messages.primitives import NO_UUID
 from oncelog.actors.gateway.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -75,6 +75,8 @@ from oncelog.storage.records.layout import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from oncelog.actors.gateway.records import Found, Leaders, Place
     from oncelog.storage.records.batch import Buffer
 
@@ -145,7 +147,10 @@ class Produces:
         self._enrolments = enrolments
 
     async def handle(self, call: Call, request: ProduceRequest) -> ProduceResponse | None:
-        """Send all batches at the same time; ``None`` if the client wants no answer."""
+        """Send all batches at the same time; ``None`` if the client wants no answer.
+
+        Then a failed batch closes its connection, as in Kafka: so the client looks for leaders.
+        """
         topics = request.topic_data
         wanted = [(topic.name, one) for topic in topics for one in topic.partition_data]
         places = await self._leaders.find_all([(name, one.index) for name, one in wanted])
@@ -162,6 +167,7 @@ class Produces:
 
         answers = iter(await self._leaders.ask_each(list(zip(places, wanted, strict=True)), append))
         if request.acks == 0:
+            _end_if_failed(wanted, answers)
             return None
         responses = [
             TopicProduceResponse(topic.name, NO_UUID, [next(answers) for _ in topic.partition_data])
@@ -374,6 +380,18 @@ def _refused(index: int, code: int, text: str) -> PartitionProduceResponse:
     return PartitionProduceResponse(
         index=index, error_code=int(code), base_offset=NO_OFFSET, error_message=text or None
     )
+
+
+def _end_if_failed(
+    wanted: Sequence[tuple[str, PartitionProduceData]], answers: Iterable[PartitionProduceResponse]
+) -> None:
+    """``UnansweredError`` if a batch failed of which the client wants to hear nothing."""
+    for (name, data), answer in zip(wanted, answers, strict=True):
+        if answer.error_code:
+            raise UnansweredError(
+                f"acks=0, and the batch for {name}-{data.index} failed with Kafka's error "
+                f"{answer.error_code}, so it is lost"
+            )
 
 
 def _is_before(sequence: int, other: int) -> bool:

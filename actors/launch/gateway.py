@@ -68,9 +68,10 @@ class Gateway:
             audit=environment.audit or NO_AUDIT,
         )
         handlers = handlers_of(cluster, config.cluster, self.address, environment.die)
+        self._certificates = Certificates(environment.clock)
         self.listener = KafkaListener(
             KafkaDoor(cluster, handlers, on_bug=environment.die, reports=reports),
-            certificates=Certificates(environment.clock),
+            certificates=self._certificates,
             clock=environment.clock,
         )
 
@@ -115,6 +116,7 @@ class Gateway:
         hosts = tuple(dict.fromkeys((self._host, LOOPBACK)))
         while True:
             try:
+                is_plain = self._certificates.context(is_caller=False) is None
                 port = await self.listener.open(hosts, self.config.cluster.kafka_port)
             except (OSError, InvalidSettingError) as error:
                 self.problem = f"no port can be opened: {error}"
@@ -127,6 +129,14 @@ class Gateway:
                 continue
             self.problem = ""
             _logger.info("%r serves clients of Kafka at %s:%d", self, self._host, port)
+            rules = self.environment.door.rules
+            if is_plain and rules is not None and not rules.is_on:
+                _logger.warning(
+                    "%r: whoever reaches %s:%d may do everything, as no rules are on — see that "
+                    "only who may can reach the port, or switch authorization on "
+                    "(`oncelog acls on`)",
+                    *(self, self._host, port),
+                )
             return
 
     async def _is_ready(self) -> bool:

@@ -17,6 +17,8 @@ from typing import Final
 
 import click
 
+from oncelog.actors.gateway.messages.apis import APIS, ApiKey
+from oncelog.actors.gateway.versions import NOT_SERVED, is_readable, offered
 from oncelog.actors.process.metrics import METRICS
 from oncelog.api.cli.main import PROGRAM, program
 from oncelog.api.cli.metrics import kind_text
@@ -157,6 +159,33 @@ def errors() -> str:
     return table(("exception, code and number", "class", "meaning"), rows)
 
 
+# --- Kafka's protocol -------------------------------------------------------------------------
+
+
+def kafka_apis() -> str:
+    """Every API of Kafka's that is served, with the versions that are read of it."""
+    told = offered(tuple(ApiKey))
+    read = {
+        APIS[key].name: [one for one in versions if is_readable(told, key, one)]
+        for key, versions in told.items()
+    }
+    return table(("API", "versions"), [(f"`{name}`", span(read[name])) for name in sorted(read)])
+
+
+def span(versions: Sequence[int]) -> str:
+    """The first and last of consecutive versions."""
+    return str(versions[0]) if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+
+
+def kafka_missing() -> str:
+    """Every API of Kafka's that is not served, by what is said instead."""
+    reasons: dict[str, list[str]] = {}
+    for name, reason in NOT_SERVED.items():
+        reasons.setdefault(reason, []).append(f"`{name}`")
+    rows = [(", ".join(names), reason) for reason, names in reasons.items()]
+    return table(("not served", "why, or what there is"), rows)
+
+
 # --- what is written --------------------------------------------------------------------------
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
@@ -165,7 +194,12 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "commands": commands,
     "metrics": metrics,
     "errors": errors,
+    "kafka_apis": kafka_apis,
+    "kafka_missing": kafka_missing,
 }
+
+FOLDERS: Final = ("guides", "reference")
+"""Of the pages that have tables."""
 
 
 def filled(page: str) -> str:
@@ -175,8 +209,9 @@ def filled(page: str) -> str:
 
 def main(directory: Path) -> None:
     """Write the tables, and copy the sources as the package that they are when installed."""
-    for page in (ROOT / "docs" / "reference").glob("*.md"):
-        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for folder in FOLDERS:
+        for page in (ROOT / "docs" / folder).glob("*.md"):
+            page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     shutil.rmtree(directory, ignore_errors=True)
     package = directory / "source" / "oncelog"
     package.mkdir(parents=True)

@@ -8,6 +8,8 @@ import re
 import pytest
 
 import oncelog
+from oncelog.actors.gateway.messages.apis import APIS
+from oncelog.actors.gateway.versions import NOT_SERVED
 from oncelog.actors.process.metrics import METRICS
 from oncelog.api.monitoring import ALERTS
 from oncelog.storage.errors import ErrorCode
@@ -27,6 +29,18 @@ def test_the_table_of_a_page_is_that_of_the_code(generate, root, name):
     page = (root / f"docs/reference/{name}.md").read_text(encoding="utf-8")
     assert f"<!-- generated: {name} -->" in page
     assert generate.filled(page) == page, "run `./run docs` to write it anew"
+
+
+def test_the_guide_has_every_api_of_kafka_that_is_served_or_not(generate, root):
+    page = (root / "docs/guides/kafka.md").read_text(encoding="utf-8")
+    assert generate.filled(page) == page, "run `./run docs` to write it anew"
+    tables = dict(re.findall(r"<!-- generated: (\w+) -->(.*?)<!-- end -->", page, re.DOTALL))
+    assert tables.keys() == {"kafka_apis", "kafka_missing"}
+    served = dict(re.findall(r"^\| `(\w+)` \| ([\d to]+) \|$", tables["kafka_apis"], re.MULTILINE))
+    assert served.keys() == {api.name for api in APIS.values()}
+    assert served["Produce"] == "3 to 12"
+    assert served["AddPartitionsToTxn"] == "0 to 3"
+    assert set(re.findall(r"`(\w+)`", tables["kafka_missing"])) >= NOT_SERVED.keys()
 
 
 def test_each_command_is_shown(generate):

@@ -8,6 +8,7 @@ TLS to the one that has certificates.
     ./run fuzz --only hostile_messages   some attacks
     ./run fuzz --ways tls bare           those on the listener with certificates
     ./run fuzz --replay HEX --ways tls   one input again; @FILE reads the hex from a file
+    ./run fuzz --door kafka --seconds 60 the port for Kafka's clients, with attacks of its own
 
 The target and the honest caller are processes of their own. Exit status 0: the target survived and
 began nothing for strangers, its memory did not grow, and no honest call failed.
@@ -31,6 +32,7 @@ from typing import Any, Final, TypeAlias
 import uvloop
 from fuzz_attacks import ATTACKS, Attack, Delivery, Field, Files, Listeners, Way
 from fuzz_caller import Calls
+from fuzz_kafka_attacks import KAFKA_ATTACKS, KafkaField
 from fuzz_report import Report
 from fuzz_target import LOOPS, Counts, allow_many_files
 
@@ -96,6 +98,21 @@ class Child:
         return int(statm.split()[1]) * PAGE_MIB
 
 
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What is attacked: the attacks, and how the files of its target and its caller begin."""
+
+    attacks: tuple[Attack, ...]
+    field: type[Field]
+    prefix: str = ""
+
+
+DOORS: Final = {
+    "actors": Door(ATTACKS, Field),
+    "kafka": Door(KAFKA_ATTACKS, KafkaField, "kafka_"),
+}
+
+
 @contextlib.asynccontextmanager
 async def child(name: str, files: Files, *words: str) -> AsyncIterator[Child]:
     """Start a process of this folder; it ends with its input, or is killed."""
@@ -117,16 +134,19 @@ async def child(name: str, files: Files, *words: str) -> AsyncIterator[Child]:
 
 
 @contextlib.asynccontextmanager
-async def target(loop: str, files: Files) -> AsyncIterator[tuple[Child, Listeners]]:
+async def target(loop: str, files: Files, door: Door) -> AsyncIterator[tuple[Child, Listeners]]:
     """A target that listens."""
-    async with child("target", files, loop) as started:
+    async with child(f"{door.prefix}target", files, loop) as started:
         yield started, Listeners.at(await started.line(), files)
 
 
 class Run:
     """One run: what is quiet, what is attacked, and the report."""
 
-    def __init__(self, attacked: Child, caller: Child, listeners: Listeners, seed: int) -> None:
+    def __init__(
+        self, attacked: Child, caller: Child, listeners: Listeners, seed: int, field: type[Field]
+    ) -> None:
+        self._field = field
         self.report = Report()
         self.suspects: tuple[Way, list[bytes]] = (Way.PLAIN, [])
         self._target = attacked
@@ -187,7 +207,7 @@ class Run:
         """One attack, and what it did to the target."""
         self._number += 1
         chance = Random(f"{self._seed}/{self._number}")
-        to = Field(self._listeners, way, chance, self._scales[way], end_s=end_s)
+        to = self._field(self._listeners, way, chance, self._scales[way], end_s=end_s)
         try:
             await attack.do(to)
         finally:
@@ -210,14 +230,14 @@ def _in_turn(rounds: Sequence[Round], chance: Random) -> Iterator[Round]:
 
 
 async def attack(
-    rounds: Sequence[Round], seconds: float, seed: int, loop: str, files: Files
+    rounds: Sequence[Round], seconds: float, seed: int, loop: str, files: Files, door: Door
 ) -> bool:
     """Run the attacks and say what they showed; whether all was well."""
     async with contextlib.AsyncExitStack() as stack:
-        attacked, listeners = await stack.enter_async_context(target(loop, files))
+        attacked, listeners = await stack.enter_async_context(target(loop, files, door))
         ports = map(str, (listeners.plain_port, listeners.tls_port))
-        caller = await stack.enter_async_context(child("caller", files, *ports))
-        run = Run(attacked, caller, listeners, seed)
+        caller = await stack.enter_async_context(child(f"{door.prefix}caller", files, *ports))
+        run = Run(attacked, caller, listeners, seed, door.field)
         report = run.report
         try:
             await run.play(rounds, seconds)
@@ -231,15 +251,17 @@ async def attack(
     for failure in failures:
         say(f"FAILED: {failure}")
     if report.crashes:
-        await _tell_culprit(*run.suspects, loop, files)
+        await _tell_culprit(*run.suspects, loop, files, door)
     return not failures
 
 
-async def _tell_culprit(way: Way, suspects: Sequence[bytes], loop: str, files: Files) -> None:
+async def _tell_culprit(
+    way: Way, suspects: Sequence[bytes], loop: str, files: Files, door: Door
+) -> None:
     """Find the input of the last round that does harm alone, and print it."""
     with contextlib.suppress(CrashedError):
-        async with target(loop, files) as (attacked, listeners):
-            to = Field(listeners, way, Random(0))
+        async with target(loop, files, door) as (attacked, listeners):
+            to = door.field(listeners, way, Random(0))
             for data in suspects:
                 culprit = data
                 await _harm(attacked, to, data)
@@ -250,7 +272,7 @@ async def _tell_culprit(way: Way, suspects: Sequence[bytes], loop: str, files: F
         FAILED_INPUTS.mkdir(parents=True, exist_ok=True)
         (FAILED_INPUTS / "failed.hex").write_text(shown, encoding="ascii")
         shown = f"@{FAILED_INPUTS / 'failed.hex'}"
-    say(f"  repeat: ./run fuzz --loop {loop} --ways {way.value} --replay {shown}")
+    say(f"  repeat: ./run fuzz{_named(door)} --loop {loop} --ways {way.value} --replay {shown}")
 
 
 async def _harm(attacked: Child, to: Field, data: bytes) -> None:
@@ -262,11 +284,11 @@ async def _harm(attacked: Child, to: Field, data: bytes) -> None:
             raise CrashedError("\n".join(counts.errors) or f"{counts}")
 
 
-async def replay(data: bytes, ways: Sequence[Way], loop: str, files: Files) -> bool:
+async def replay(data: bytes, ways: Sequence[Way], loop: str, files: Files, door: Door) -> bool:
     """Send one input each of these ways, and say what came back; whether it did no harm."""
-    async with target(loop, files) as (attacked, listeners):
+    async with target(loop, files, door) as (attacked, listeners):
         for way in ways:
-            to = Field(listeners, way, Random(0))
+            to = door.field(listeners, way, Random(0))
             try:
                 await _harm(attacked, to, data)
             except CrashedError as crash:
@@ -274,6 +296,10 @@ async def replay(data: bytes, ways: Sequence[Way], loop: str, files: Files) -> b
                 return False
             say(f"no harm ({way.value}); what came back: {dict(to.answers)}")
     return True
+
+
+def _named(door: Door) -> str:
+    return next(f" --door {name}" for name, one in DOORS.items() if one is door)
 
 
 def say(line: str) -> None:
@@ -286,6 +312,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
     options = _parsed(arguments)
     allow_many_files()
+    door = DOORS[options.door]
     ways = [Way(name) for name in options.ways]
     loop = options.loop or Random(options.seed).choice(sorted(LOOPS))
     if loop == "asyncio" and not ways and not options.replay:
@@ -298,16 +325,17 @@ def main(arguments: Sequence[str]) -> int:
             text = Path(text[1:]).read_text(encoding="ascii")
         data = bytes.fromhex(text)
         with _issued() as files:
-            return 0 if uvloop.run(replay(data, ways or [Way.PLAIN], loop, files)) else 1
+            return 0 if uvloop.run(replay(data, ways or [Way.PLAIN], loop, files, door)) else 1
     seconds = options.seconds if options.minutes is None else 60 * options.minutes
-    chosen = [attack for attack in ATTACKS if not options.only or attack.name in options.only]
+    chosen = [attack for attack in door.attacks if not options.only or attack.name in options.only]
     rounds = [(one, way) for one in chosen for way in one.ways if not ways or way in ways]
     say(f"seed {options.seed}: {len(rounds)} attacks for {seconds:.0f} s; the target uses {loop}")
     with _issued() as files:
         # A connection by TLS costs asyncio's own loop 256 KiB, and this process has thousands.
-        is_well = uvloop.run(attack(rounds, seconds, options.seed, loop, files))
+        is_well = uvloop.run(attack(rounds, seconds, options.seed, loop, files, door))
     if not is_well:
-        say(f"  repeat: ./run fuzz --seconds {seconds:.0f} --seed {options.seed} --loop {loop}")
+        run = f"./run fuzz{_named(door)} --seconds {seconds:.0f} --seed {options.seed}"
+        say(f"  repeat: {run} --loop {loop}")
     return 0 if is_well else 1
 
 
@@ -327,7 +355,8 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--seconds", type=float, default=60.0, help="length of the run")
     add("--minutes", type=float, help="the same in minutes; from 10 on, latency is judged too")
     add("--seed", type=int, default=1, help="decides what is sent, in which order")
-    names = [attack.name for attack in ATTACKS]
+    add("--door", choices=sorted(DOORS), default="actors", help="which port is attacked")
+    names = sorted({attack.name for door in DOORS.values() for attack in door.attacks})
     add("--only", nargs="+", choices=names, metavar="ATTACK", help=", ".join(names))
     add("--ways", nargs="+", default=[], choices=[way.value for way in Way], help="only these")
     add(

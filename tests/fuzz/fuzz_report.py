@@ -68,6 +68,8 @@ class Report:
                 f"{counts.trusted} strangers were trusted, {counts.trusted_servers} as servers; "
                 f"{self.proved} and {self.proved_servers} had sent a proof"
             )
+        if counts.left:
+            found.append(f"{counts.left} connections or requests of strangers are left at the end")
         if self.answers["failed"] or self.answers["unknown"]:
             found.append("a call met a method that raised, or an answer is none")
         if self.growth_mib > GROWTH_MAX_MIB:

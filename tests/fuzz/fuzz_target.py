@@ -66,6 +66,7 @@ class Counts:
 
     ``early``: requests that were begun before their connection had proved anything. ``trusted``:
     connections of strangers whose proof was accepted, ``trusted_servers`` those taken for servers.
+    ``left``: connections of strangers that are open, and requests of those that have ended.
     """
 
     trusted: int = 0
@@ -73,6 +74,7 @@ class Counts:
     begun: int = 0
     early: int = 0
     decoded: int = 0
+    left: int = 0
     error_count: int = 0
     errors: list[str] = field(default_factory=list)
 

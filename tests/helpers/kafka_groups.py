@@ -202,10 +202,13 @@ class GroupCluster:
             internal = structs.replace(internal, partitions=copied)
         known = [internal]
         known += [topic_of(name, 1, 1, topic_id=its) for name, its in self.topic_ids.items()]
-        return MetadataReply(
+        reply = MetadataReply(
             topics=tuple(one for one in known if one.name in (request.topics or ())),
             offsets_partitions=SHARDS,
         )
+        if request.method in self.holding:
+            await self.holding[request.method].wait()
+        return reply
 
     def _spawn(self, work: Any) -> asyncio.Task[MetadataReply]:
         task: asyncio.Task[MetadataReply] = asyncio.get_running_loop().create_task(work)

@@ -30,6 +30,12 @@ SHORT_READS: Final = (IndexError, error)
 STRING_BYTES_MAX: Final = 32_767
 """The longest string in UTF-8 that Kafka reads, in either form."""
 
+ITEMS_MAX: Final = 100_000
+"""The most items of one array. Those of Produce and Fetch are only as many as have their bytes."""
+
+TAGS_MAX: Final = 100
+"""The most tagged fields of one structure; Kafka knows fewer than 10 of any."""
+
 _VARINT_MAX: Final = (1 << 32) - 1
 _BYTE = 0x80
 _INT16 = Struct(">h")
@@ -55,10 +61,11 @@ def outside(name: str, view: memoryview, position: int, length: int) -> Malforme
 
 
 def crowded(name: str, view: memoryview, position: int, count: int) -> MalformedError:
-    """The error for a count that is negative, or more than the bytes that are left can hold."""
+    """The error for a count that is negative, too high, or more than the bytes left can hold."""
     if count == -1:
         return malformed(name, position, "null is not allowed")
-    return malformed(name, position, f"{count} items do not fit in {len(view) - position} bytes")
+    left = len(view) - position
+    return malformed(name, position, f"{count} items do not fit in {left} bytes, or are too many")
 
 
 def get_fixed(
@@ -182,7 +189,7 @@ def get_nullable_count(
 ) -> tuple[int, int]:
     """The count of an array in its old form, -1 for null; each item has ``item_bytes_min``."""
     (count,), position = get_fixed(_INT32, view, position, name)
-    if not -1 <= count <= (len(view) - position) // item_bytes_min:
+    if not -1 <= count <= min(ITEMS_MAX, (len(view) - position) // item_bytes_min):
         raise crowded(name, view, position, count)
     return count, position
 
@@ -200,7 +207,7 @@ def get_compact_nullable_count(
 ) -> tuple[int, int]:
     """The count of an array in its compact form, -1 for null."""
     count, position = get_varint(view, position, name)
-    if count - 1 > (len(view) - position) // item_bytes_min:
+    if count - 1 > min(ITEMS_MAX, (len(view) - position) // item_bytes_min):
         raise crowded(name, view, position, count - 1)
     return count - 1, position
 
@@ -265,7 +272,7 @@ def get_tags(
     values: dict[int, memoryview] = {}
     name = "tagged fields"
     count, position = get_varint(view, position, name)
-    if count > (len(view) - position) // 2:
+    if count > min(TAGS_MAX, (len(view) - position) // 2):
         raise crowded(name, view, position, count)
     for _ in range(count):
         tag, position = get_varint(view, position, name)

@@ -11,6 +11,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.structs import TopicPartition
 from counted_calls import Counted
 from deadlines import to_its_end
+from kafka.protocol.metadata import MetadataResponse
 from kafka_gateway import HERE, Actors, call_of, cluster_of, served
 
 from oncelog.actors.config import ClusterConfig
@@ -137,5 +138,28 @@ def test_aiokafka_finds_brokers_topics_and_coordinators(login: dict[str, Any]):
             assert topic["topic"] == "flights"
             assert [one["leader"] for one in topic["partitions"]] == [1, 1]
             await admin.close()
+
+    to_its_end(body())
+
+
+def test_librdkafkas_question_for_all_topics_is_answered_though_it_is_too_long():
+    """It leaves three bytes of a longer count behind, which Kafka does not look at either."""
+
+    async def body() -> None:
+        handlers: dict[ApiKey, Any] = {}
+        async with served(handlers) as gateway:
+            found = MetadataHandlers(
+                gateway.cluster, ClusterConfig(), lambda: (HERE, gateway.port), not_expected
+            )
+            handlers |= found.handlers
+            gateway.listener.door = KafkaDoor(gateway.cluster, handlers, on_bug=not_expected)
+            wire = await gateway.connect()
+            head = b"\0\3\0\x0c\0\0\0\7\0\7rdkafka\0"
+            question = head + b"\0\1\0\0" + bytes(3)
+            wire.writer.write(len(question).to_bytes(4, "big") + question)
+            frame = await wire.frame()
+            answer = MetadataResponse.decode(frame, version=12, header=True)
+            assert int.from_bytes(frame[:4], "big") == 7
+            assert {one.name for one in answer.topics} >= {"flights", "taxis"}
 
     to_its_end(body())

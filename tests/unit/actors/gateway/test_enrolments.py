@@ -204,6 +204,7 @@ def test_each_epoch_asks_for_itself_and_only_the_newest_is_kept() -> None:
         await gateway.ticket(DELAYS, epoch=5)
         assert gateway.find(epoch=6) == b"flights-0 6 2"
         assert gateway.find(DELAYS, epoch=5) is None
+        assert gateway.enrolments.find("loader", PID + 7, 6, FLIGHTS) is None
         # 2. Another producer id may be newer or older; the coordinator has just known it.
         await gateway.ticket(epoch=0, pid=PID + 7)
         assert gateway.find(epoch=6) is None
@@ -281,6 +282,23 @@ def test_a_partition_that_cannot_be_enrolled_does_not_keep_the_others_out() -> N
             (ErrorCode.NONE, b"seats-0 0 2"),
         ]
         assert gateway.find(DELAYS) is None
+
+    run(scenario)
+
+
+def test_partitions_that_are_refused_round_after_round_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ROUNDS_MAX", 1)
+
+    async def scenario(gateway: Gateway) -> None:
+        gateway.coordinator.bad[DELAYS] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        answers = await asyncio.gather(*map(gateway.ticket, (FLIGHTS, DELAYS)))
+        assert answers == [
+            (ErrorCode.NOT_ENOUGH_REPLICAS, b""),
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, b""),
+        ]
+        assert len(gateway.asked) == 1
 
     run(scenario)
 

@@ -254,6 +254,22 @@ def test_who_would_wait_for_very_long_has_leaders_asked_again_and_again() -> Non
         assert max(one.max_wait_ms for one in leaders[0].fetches) == 10_000
 
 
+def test_nobody_waits_for_ever() -> None:
+    @played()
+    async def story(world: World, leaders: list[FakeLeader], client: Any) -> None:
+        (found,) = await client.fetch((0, 0), max_wait_ms=2**31 - 1)
+        assert bytes(found.records) == b""
+        assert now_ms() == 60_000
+
+
+def test_no_fetch_waits_longer_than_the_longest() -> None:
+    @played()
+    async def story(world: World, leaders: list[FakeLeader], client: Any) -> None:
+        (found,) = await client.fetch((0, 0), max_wait_ms=2**31 - 1)
+        assert (found.error_code, found.records) == (0, b"")
+        assert 0 <= now_ms() - gateway_fetch.WAIT_MAX_MS <= GRACE_MS
+
+
 # --- min_bytes --------------------------------------------------------------------------------
 
 
@@ -363,6 +379,19 @@ def test_partitions_that_are_asked_together_share_the_room_of_the_answer() -> No
         assert {one.max_bytes for leader in leaders for one in leader.fetches} == {500}
         await client.fetch((0, 5), max_bytes=2_000, partition_max_bytes=700)
         assert leaders[0].fetches[-1].max_bytes == 700
+
+
+def test_no_answer_is_larger_than_the_largest_whatever_a_client_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_fetch, "ANSWER_MAX_BYTES", 1_000)
+
+    @played(2)
+    async def story(world: World, leaders: list[FakeLeader], client: Any) -> None:
+        for leader in leaders:
+            leader.append(*[b"x" * 100] * 100)
+        found = await client.fetch((0, 0), (1, 0), max_bytes=2**31 - 1)
+        assert sum(len(one.records) for one in found) == 1_000
 
 
 def test_a_client_has_so_much_kept_and_what_is_beyond_is_read_again(

@@ -35,6 +35,7 @@ from oncelog.actors.gateway.messages.offset_fetch import (
 from oncelog.actors.protocol.messages import group
 from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
 from oncelog.storage.errors import ErrorCode
+from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC
 
 Story = Callable[[GroupCluster], Awaitable[None]]
 Play = Callable[[Story], None]
@@ -182,11 +183,14 @@ def test_version_0_has_its_session_timeout_to_rejoin(play: Play) -> None:
 
 def test_a_join_is_waited_for_longer_than_its_rebalance_timeout(play: Play) -> None:
     async def story(world: GroupCluster) -> None:
-        joined = await world.client().enter(rebalance_timeout_ms=900_000)
-        assert joined.error_code == ErrorCode.NONE
-        (_, first, first_ms), (_, second, second_ms) = world.calls
+        client = world.client()
+        joined = await client.enter(rebalance_timeout_ms=900_000)
+        await client.sync(joined, {joined.member_id: b"all"})
+        (_, first, first_ms), (_, second, second_ms), (_, _, sync_ms) = world.calls
         assert (first.member_id, first_ms) == ("", CALL_TIMEOUT_MS)
         assert (second.member_id, second_ms) == (joined.member_id, 910_000)
+        # A sync does not say for how long its group may wait for the leader.
+        assert sync_ms == groups.SYNC_TIMEOUT_MS > 300_000
 
     play(story)
 
@@ -486,6 +490,31 @@ def test_a_member_stays_one_when_its_coordinator_moves(play: Play) -> None:
     play(story)
 
 
+def test_an_answer_from_before_the_failure_is_not_gone_by(tmp_path: Path) -> None:
+    """1. A call is sent. 2. A look-up begins. 3. The shard moves. 4. The call fails."""
+
+    async def story() -> None:
+        world = GroupCluster(tmp_path)
+        client = world.client()
+        await client.join("m-1")
+        world.calls.clear()
+        called = world.holding["join_group"] = asyncio.Event()
+        joining = asyncio.create_task(client.join("m-1"))
+        await until(lambda: world.calls)
+        looked = world.holding["metadata"] = asyncio.Event()
+        world.cluster.view.invalidate(CONSUMER_OFFSETS_TOPIC)
+        looking = asyncio.create_task(world.cluster.view.ask(frozenset({CONSUMER_OFFSETS_TOPIC})))
+        await asyncio.sleep(1)
+        world.leaders = [2] * SHARDS
+        called.set()
+        await give_turns()
+        looked.set()
+        await asyncio.gather(joining, looking)
+        assert [actor.partition("@")[2] for actor, _, _ in world.calls] == ["1", "2"]
+
+    run_virtually(story())
+
+
 def test_without_a_leader_a_client_looks_for_one_later(play: Play) -> None:
     async def story(world: GroupCluster) -> None:
         world.leaders = [-1] * SHARDS
@@ -534,7 +563,7 @@ def test_how_long_a_client_is_to_wait_is_passed_on(play: Play) -> None:
         async def call(_actor: str, request: Any, *, timeout_ms: int) -> Any:
             return request.reply_type(throttle_ms=70)
 
-        world.call = call  # type: ignore[method-assign]
+        world.call = call
         request = HeartbeatRequest(GROUP, 1, "m")
         response = await world.client().ask(ApiKey.HEARTBEAT, 4, request)
         assert response.throttle_time_ms == 70
@@ -664,6 +693,8 @@ def test_each_group_of_a_description_has_its_own_error(play: Play) -> None:
         world.failing["describe_groups"] = [ErrorCode.COORDINATOR_LOAD_IN_PROGRESS]
         described = await describe(client, GROUP, OTHER_GROUP, "", GROUP, version=5)
         assert [one.group_id for one in described] == [GROUP, OTHER_GROUP, "", GROUP]
+        asked = [one.group_ids for one in world.asked("describe_groups")]
+        assert sorted(asked) == sorted([(GROUP,), (OTHER_GROUP,)])
         assert [one.error_code for one in described] == [
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
             ErrorCode.NONE,
@@ -891,11 +922,13 @@ def test_members_of_both_kinds_share_a_group(play: Play) -> None:
     play(story)
 
 
-def test_the_groups_that_are_listed_are_of_every_shard(play: Play) -> None:
+def test_the_groups_that_are_listed_are_of_the_shards_that_this_broker_leads(play: Play) -> None:
+    """Clients ask every node, and show what each of them says."""
+
     async def story(world: GroupCluster) -> None:
         world.leaders = [1, 2]
         world.coordinators["group:1@2"] = world.coordinators.pop("group:1@1")
         await listed(world.client())
-        assert sorted(actor for actor, _, _ in world.calls) == ["group:0@1", "group:1@2"]
+        assert sorted(actor for actor, _, _ in world.calls) == ["group:0@1"]
 
     play(story)

@@ -25,6 +25,7 @@ from kafka_gateway import HERE, Served, Wire, refuse, served
 from virtual_time import give_turns, run_virtually
 
 from oncelog.actors.gateway import listener as module
+from oncelog.actors.gateway import sizes
 from oncelog.actors.gateway.calls import Call
 from oncelog.actors.gateway.errors import UnansweredError
 from oncelog.actors.gateway.listener import KafkaListener
@@ -300,7 +301,7 @@ def check_closed(
     assert told in caplog.text
 
 
-@pytest.mark.parametrize("length", [module.FRAME_MAX_BYTES + 1, 2**31 - 1, 2**32 - 1, 2**31, 0, 8])
+@pytest.mark.parametrize("length", [sizes.FRAME_MAX_BYTES + 1, 2**31 - 1, 2**32 - 1, 2**31, 0, 8])
 def test_an_impossible_length_closes_the_connection(caplog, length):
     check_closed(
         caplog,
@@ -490,6 +491,101 @@ def test_a_large_request_takes_room_as_it_arrives_and_gives_it_back(monkeypatch)
         handlers.gates["large"].set()
         await wire.frame()
         assert room.used_bytes == 0
+
+    play(story)
+
+
+@pytest.mark.parametrize("size_bytes", [sizes.OTHER_FRAME_MAX_BYTES + 1, 50 * MIB])
+def test_only_a_produce_may_be_longer_than_other_requests(caplog, size_bytes):
+    async def story(gateway: Served, handlers: Handlers) -> None:
+        wire = await client(gateway)
+        head = size_bytes.to_bytes(4, "big") + int(ApiKey.METADATA).to_bytes(2, "big")
+        wire.writer.write(head + bytes(100_000))
+        assert await wire.is_closed()
+        assert gateway.listener.room.used_bytes == 0
+
+    play(story)
+    assert f"a request of {size_bytes} bytes is too long" in caplog.text
+
+
+def test_a_large_request_reserves_room_for_its_decoded_form():
+    async def story(gateway: Served, handlers: Handlers) -> None:
+        room = gateway.listener.room
+        handlers.hold("t")
+        wire = await client(gateway)
+        topics = [MetadataRequest.MetadataRequestTopic(version=5, name="t")] * 70_000
+        request = MetadataRequest[5](topics=topics, allow_auto_topic_creation=False)
+        request.with_header(correlation_id=5, client_id="c")
+        frame = bytes(request.encode(header=True, framed=True))
+        wire.writer.write(frame)
+        await until(lambda: handlers.begun == ["t"])
+        assert room.used_bytes >= sizes.DECODED_FACTOR * (len(frame) - 4)
+        handlers.gates["t"].set()
+        await wire.frame()
+        assert room.used_bytes == 0
+
+    play(story)
+
+
+def test_a_produce_that_lists_too_much_is_not_decoded(caplog):
+    async def story(gateway: Served, handlers: Handlers) -> None:
+        wire = await client(gateway)
+        body = b"\xff\xff\0\1\0\0\3\xe8" + (20_000).to_bytes(4, "big") + bytes(6 * 20_000)
+        frame = b"\0\0\0\3\0\0\0\7\xff\xff" + body
+        wire.writer.write(len(frame).to_bytes(4, "big") + frame)
+        assert await wire.is_closed()
+        assert not handlers.begun
+
+    play(story)
+    assert "topics and partitions, and few records" in caplog.text
+
+
+def test_a_fetch_ends_with_its_connection_and_a_produce_does_not():
+    async def story(gateway: Served, handlers: Handlers) -> None:
+        handlers.hold("f", "p")
+        progress = gateway.listener.progress
+        wire = await client(gateway)
+        wire.send(produce_to("p"), ProduceResponse)
+        wire.send(fetch_of("f"), FetchResponse)
+        await until(lambda: handlers.begun == ["p", "f"])
+        wire.writer.transport.abort()
+        await until(lambda: progress.count == 1)
+        handlers.gates["p"].set()
+        await until(lambda: progress.count == 0)
+        assert len(handlers.batches) == 1
+
+    play(story)
+
+
+def test_a_fetch_whose_turn_has_not_begun_ends_with_its_connection():
+    async def story(gateway: Served, handlers: Handlers) -> None:
+        wire = await client(gateway)
+        (connection,) = gateway.listener.connections
+        wire.send(fetch_of("f"), FetchResponse)
+        await until(lambda: connection.in_progress)
+        connection.connection_lost(None)
+        assert gateway.listener.progress.count == 0
+        await give_turns()
+        assert gateway.listener.progress.count == 0
+
+    play(story)
+
+
+def test_groups_are_joined_one_after_the_other_on_a_connection():
+    assert module._LANES[ApiKey.JOIN_GROUP] == module._LANES[ApiKey.SYNC_GROUP] is not None
+
+
+def test_a_long_name_of_software_is_not_kept():
+    async def story(gateway: Served, handlers: Handlers) -> None:
+        wire = await client(gateway)
+        await wire.ask(metadata_of("t"), MetadataResponse)
+        told = ApiVersionsRequest[3](
+            client_software_name="n" * 30_000, client_software_version="v" * 30_000
+        )
+        assert (await wire.ask(told, ApiVersionsResponse)).error_code == 0
+        (connection,) = gateway.listener.connections
+        assert connection.client is not None
+        assert len(connection.client.name) == 2 * module.SOFTWARE_CHARACTERS_MAX + 1
 
     play(story)
 

@@ -310,6 +310,7 @@ def test_all_positions_are_fetched_where_no_topic_is_named(play: Play, version: 
         assert told(await fetch(client, version, None)) == all_of_them
         # No topics are not all topics.
         assert told(await fetch(client, version, {})) == (ErrorCode.NONE, {})
+        assert world.asked("offset_fetch")[-1].partitions == ()
 
     play(story)
 
@@ -401,7 +402,7 @@ def test_a_position_that_a_coordinator_does_not_mention_is_not_taken_for_none(pl
         async def call(_actor: str, request: Any, *, timeout_ms: int) -> Any:
             return OffsetFetchReply(offsets=(FetchedOffset(topic_partition=TP, offset=3),))
 
-        world.call = call  # type: ignore[method-assign]
+        world.call = call
         _, positions = told(await fetch(world.client(), 9, {"flights": [0, 1]}))
         assert positions["flights", 0][3] == ErrorCode.NONE
         assert positions["flights", 1] == (-1, -1, "", ErrorCode.UNKNOWN_SERVER_ERROR)

@@ -15,6 +15,7 @@ from virtual_time import give_turns, run_virtually
 from oncelog.actors.gateway import produce as gateway_produce
 from oncelog.actors.gateway import producer_ids
 from oncelog.actors.gateway.enrolments import TOO_OLD, refusal_text
+from oncelog.actors.gateway.errors import UnansweredError
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.produce import PartitionProduceData, TopicProduceData
 from oncelog.actors.gateway.messages.produce import ProduceRequest as KafkaProduceRequest
@@ -119,6 +120,14 @@ def test_acks_are_those_of_the_client_who_hears_nothing_if_he_wants_none(acks: i
         response = await client.produce_all(batch(), acks=acks)
         assert (response is None) == (acks == 0)
         assert leaders[0].asked[0].acks == acks
+
+
+def test_a_failed_batch_of_which_nothing_is_to_be_heard_closes_the_connection() -> None:
+    @played()
+    async def story(world: World, leaders: list[FakeLeader], client: KafkaClient) -> None:
+        replies(world, ErrorCode.MESSAGE_TOO_LARGE)
+        with pytest.raises(UnansweredError, match=f"acks=0, and the batch for {FLIGHTS}-0 failed"):
+            await client.produce_all(batch(), acks=0)
 
 
 def test_other_acks_are_refused_for_every_partition() -> None:

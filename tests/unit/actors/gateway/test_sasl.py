@@ -26,6 +26,7 @@ from msgspec import structs
 from virtual_time import ManualClock, VirtualLoop, run_virtually
 
 from oncelog.actors.gateway.calls import Call
+from oncelog.actors.gateway.listener import STRANGER_REQUESTS_MAX
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.find_coordinator import (
     FindCoordinatorResponse as FoundCoordinator,
@@ -258,6 +259,33 @@ def test_a_login_that_does_not_end_is_closed_after_a_while():
         assert loop.time() - begun_s == pytest.approx(FIRST_FRAME_TIMEOUT_S)
 
     play(story)
+
+
+def test_a_login_that_begins_again_and_again_has_no_more_time():
+    async def story(gateway: Served) -> None:
+        wire = await gateway.connect()
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        for _ in range(3):
+            await choose(wire)
+            await asyncio.sleep(FIRST_FRAME_TIMEOUT_S / 4)
+        await choose(wire)
+        assert await wire.is_closed()
+        assert loop.time() - begun_s == pytest.approx(FIRST_FRAME_TIMEOUT_S)
+
+    play(story)
+
+
+def test_before_a_login_so_many_requests_are_answered_and_no_more(caplog):
+    async def story(gateway: Served) -> None:
+        wire = await gateway.connect()
+        for _ in range(STRANGER_REQUESTS_MAX):
+            await wire.versions()
+        wire.send(SaslHandshakeRequest[1](mechanism=SCRAM), SaslHandshakeResponse)
+        assert await wire.is_closed()
+
+    play(story, access=ON)
+    assert "again and again before a login" in caplog.text
 
 
 def test_whoever_logs_in_may_send_nothing_large_meanwhile():

@@ -903,6 +903,7 @@ def test_no_sequence_is_asked_for_long_after_a_commit_has_come(play: Play) -> No
         assert await first == [0]
         assert await second == [int(ErrorCode.COORDINATOR_NOT_AVAILABLE)]
         assert len(_sequences(kafka)) == 1
+        assert len(kafka.world.calls_of("describe_producers")) == 2
 
     play(scenario)
 

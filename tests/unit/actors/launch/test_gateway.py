@@ -21,7 +21,7 @@ from oncelog.actors.gateway import listener
 from oncelog.actors.launch import processes
 from oncelog.actors.launch.gateway import OPEN_RETRY_S, Gateway
 from oncelog.actors.pin import BY_LABEL, Pin
-from oncelog.actors.protocol.messages.access import NO_ACCESS
+from oncelog.actors.protocol.messages.access import NO_ACCESS, Access, Rules
 from oncelog.actors.protocol.messages.brokers import (
     FindKafkaListenerReply,
     FindKafkaListenerRequest,
@@ -42,12 +42,15 @@ def free_port() -> int:
         return port
 
 
-def play(story: Story, *, knows_rules: bool = True, port: int | None = None) -> None:
+def play(
+    story: Story, *, knows_rules: bool = True, port: int | None = None, rules: Rules | None = None
+) -> None:
     async def body() -> None:
         actors, bugs = Actors(), list[BaseException]()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        door = Door(NO_ACCESS if knows_rules else None, secret=b"s" * 32)
+        access = NO_ACCESS if rules is None else Access(rules=rules)
+        door = Door(access if knows_rules else None, secret=b"s" * 32)
         environment = surroundings_of(
             actors,  # type: ignore[arg-type]
             loop,
@@ -126,6 +129,18 @@ def test_it_opens_once_the_controller_answers():
         assert await is_open(gateway)
 
     play(story)
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_port_at_which_everybody_may_do_everything_is_warned_of(is_on, caplog):
+    async def story(gateway: Gateway, actors: Actors) -> None:
+        # Virtual time: it opens its port meanwhile.
+        await asyncio.sleep(60)
+        assert await is_open(gateway)
+
+    with caplog.at_level(logging.WARNING):
+        play(story, rules=Rules(version=1, is_on=is_on))
+    assert ("may do everything, as no rules are on" in caplog.text) is not is_on
 
 
 def test_a_port_that_cannot_be_opened_is_told_and_tried_again(monkeypatch, caplog):

@@ -40,6 +40,12 @@ def decode(sample, data):
         return None
 
 
+def assert_request_or_malformed(sample, data):
+    """As ``decode`` says; and a request is one of the sample's API."""
+    decoded = decode(sample, data)
+    assert decoded is None or type(decoded) is type(decode(sample, sample.data))
+
+
 def requests(samples, api):
     return [one for one in samples if one.is_request and one.api is api]
 
@@ -84,7 +90,7 @@ def test_changed_bytes_are_a_request_or_malformed(samples, api, data):
         position = data.draw(st.integers(0, len(changed)))
         taken = data.draw(st.integers(0, 5))
         changed[position : position + taken] = data.draw(st.binary(max_size=6))
-    decode(sample, bytes(changed))
+    assert_request_or_malformed(sample, bytes(changed))
 
 
 @pytest.mark.parametrize("api_key", [ApiKey.PRODUCE, ApiKey.HEARTBEAT])
@@ -102,7 +108,7 @@ def test_a_string_longer_than_kafka_allows_is_malformed(api_key):
 @given(st.data())
 def test_random_bytes_are_a_request_or_malformed(samples, api, data):
     sample = data.draw(st.sampled_from(requests(samples, api)))
-    decode(sample, data.draw(st.binary(max_size=200)))
+    assert_request_or_malformed(sample, data.draw(st.binary(max_size=200)))
 
 
 PRODUCE_9 = "00 0001 00000001"
@@ -170,3 +176,11 @@ def test_a_varint_is_read_as_it_was_written(value):
     assert len(out) <= len(b"before") + 5
     view = memoryview(bytes(out) + b"\xff")
     assert primitives.get_varint(view, len(b"before"), "x") == (value, len(out))
+
+
+def test_a_structure_has_so_many_tagged_fields_and_no_more():
+    fields = b"\x07\x00" * primitives.TAGS_MAX
+    assert primitives.skip_tags(memoryview(bytes([primitives.TAGS_MAX]) + fields), 0) == 201
+    many = bytes([primitives.TAGS_MAX + 1]) + fields + b"\x07\x00"
+    with pytest.raises(MalformedError, match="tagged fields"):
+        primitives.skip_tags(memoryview(many), 0)
