@@ -13,6 +13,7 @@ A ratio is that of speeds, above 1 if the gateway is faster. The run is appended
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import statistics
 import sys
@@ -91,6 +92,15 @@ def judge(findings: Findings, report: Report) -> None:
             report.target(f"{name}, µs more", more, MORE_US_MAX, at_least=False)
 
 
+def keep(findings: Findings, report: Report) -> None:
+    """Put everything into the report; of a failure its last line, without paths of this machine."""
+    findings.failures = {
+        (name.partition(" ")[0], side): re.sub(r"/\S*/", "", reason.splitlines()[-1])
+        for (name, side), reason in findings.failures.items()
+    }
+    findings.keep(report)
+
+
 def main() -> int:
     """Run, print and keep what was found; 1 if a row failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -109,7 +119,7 @@ def main() -> int:
         print("\na try: too little is done, and the JVM is not warm yet, for figures to mean much")
     print("\n" + findings.table("", options.sides, ROWS | CPU_ROWS) + "\n")
     judge(findings, report)
-    findings.keep(report)
+    keep(findings, report)
     report.figures["scale"] = options.scale
     save(RESULTS, "gateway", report)
     return int(bool(findings.failures))

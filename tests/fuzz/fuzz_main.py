@@ -37,6 +37,7 @@ from fuzz_report import Report
 from fuzz_target import LOOPS, Counts, allow_many_files
 
 HERE: Final = Path(__file__).resolve().parent
+HELPERS: Final = HERE.parent / "helpers"
 FAILED_INPUTS: Final = HERE.parents[1] / "build" / "fuzz"
 HEX_SHOWN_MAX: Final = 4_000
 ANSWER_TIMEOUT_S: Final = 60.0
@@ -122,7 +123,7 @@ async def child(name: str, files: Files, *words: str) -> AsyncIterator[Child]:
         *words,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, **files.known},
+        env={**os.environ, **files.known, "PYTHONPATH": str(HELPERS)},
         limit=16 * 1_048_576,
     )
     try:
