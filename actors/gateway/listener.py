@@ -422,6 +422,9 @@ class KafkaConnection(FramedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Join the strangers; find out who this is without a login."""
         super().connection_made(transport)
+        # Asyncio does that only for sockets that are made in another way.
+        opened = transport.get_extra_info("socket")
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener = self._listener
         peer = transport.get_extra_info("peername")
         self.host, self.address = host_of(peer), address_of(peer)

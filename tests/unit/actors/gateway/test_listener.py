@@ -171,6 +171,18 @@ async def client(gateway: Served) -> Wire:
     return wire
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_small_answer_does_not_wait_until_the_one_before_is_acknowledged(run):
+    async def story(gateway: Served, handlers: Handlers) -> None:
+        await client(gateway)
+        (connection,) = gateway.listener.connections
+        assert connection.transport is not None
+        opened = connection.transport.get_extra_info("socket")
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    play(story, run)
+
+
 # --- requests and answers ---------------------------------------------------------------------
 
 
