@@ -217,7 +217,10 @@ def handlers_of(
     enrolments = Enrolments()
     transactions = Transactions(enrolments)
     records = RecordHandlers(
-        cluster, enrolments=enrolments, init_transactional=transactions.init_producer_id
+        cluster,
+        enrolments=enrolments,
+        init_transactional=transactions.init_producer_id,
+        on_bug=on_bug,
     )
     return {
         **MetadataHandlers(cluster, config, own_address, on_bug).handlers,

@@ -42,6 +42,10 @@ _UNSAFE: Final = re.compile(
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u3164\uffa0\ufeff"
     # Line separators, bidi embeddings, overrides and isolates, invisible operators.
     "\u2028-\u202e\u2060-\u206f\ufff0-\ufffb"
+    # Signs that stand below or around the digits or letters after them.
+    "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+    # How hieroglyphs are put together, and shorthand.
+    "\U00013430-\U0001343f\U0001bca0-\U0001bca3"
     # Halves of characters, private tags.
     "\ud800-\udfff\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,6 +33,13 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 def tell(name: str, value: float, side: str | None = None) -> None:
     """Tell one figure; in a sample. ``side`` is needed by a sample of several sides."""
     print(MARK + json.dumps({"name": name, "value": value, "side": side}), flush=True)
+
+
+def warm_up(work: Callable[[], object], seconds: float) -> None:
+    """Repeat until that time is over."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        work()
 
 
 def take(name: str, figure: Callable[[], float], side: str | None = None) -> None:

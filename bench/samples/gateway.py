@@ -20,12 +20,15 @@ from typing import Any, Final
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from measuring.findings import take, tell
-from samples.kafka import PARTITIONS, WAIT_S, warm_up
+from measuring.findings import take, tell, warm_up
 from sides.gateway_side import GatewaySide, cpu_s
 from sides.kafka_side import KafkaSide
 
+PARTITIONS: Final = 6
+"""Of the topics that the load goes to."""
+
 SIZES: Final = (100, 1_000)
+WAIT_S: Final = 30.0
 SMALL_TOPIC: Final = "small"
 CONNECTIONS: Final = 1_000
 READERS: Final = 3

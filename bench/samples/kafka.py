@@ -18,7 +18,7 @@ import pyarrow as pa
 from clusters.servers import EmptyRay
 from figures.kafka_rows import PRODUCERS, SCALES, SIZES, START, Scale
 from figures.table import percentile
-from measuring.findings import take
+from measuring.findings import take, warm_up
 from measuring.processes import busy_cores, memory_mb
 from oncelog.actors.config import FlushPolicy
 from sides.oncelog_side import OncelogSide, Side
@@ -159,13 +159,6 @@ def _run_throughput(side: Side, scale: Scale, rows: list[str], size: int) -> Non
     )
     for name, way in ways:
         take_if(rows, f"{name}-{size}", way)
-
-
-def warm_up(work: Callable[[], object], seconds: float) -> None:
-    """Repeat until that time is over."""
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        work()
 
 
 def _sent_per_s(count: int, send: Callable[[], None]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 
 import pytest
@@ -16,6 +17,13 @@ VISIBLE_CONTROLS = "\n\t"
 def is_hidden(character: str) -> bool:
     """Whether it is a control or format character, or half of one."""
     return unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def test_every_control_and_format_character_of_unicode_is_shown_by_its_number():
+    hidden = [one for one in map(chr, range(sys.maxunicode + 1)) if is_hidden(one)]
+    assert len(hidden) > 2_000
+    left = [one for one in hidden if is_hidden(text.shown(one)[0])]
+    assert left == []
 
 
 @given(st.text(max_size=200))
