@@ -259,6 +259,13 @@ def check_joined(*, num_cpus: int | None, dashboard_port: int | None) -> None:
         )
 
 
+RAY_STARTS_MAX: Final = 2
+"""How often a start of Ray is tried that takes longer than Ray waits: 30 s on a busy machine."""
+
+RAY_WAS_SLOW: Final = "timed out during startup"
+"""What Ray says then."""
+
+
 def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> DelayedStarts:
     """Start a Ray cluster, tuned for the log, that ends with this process.
 
@@ -273,23 +280,30 @@ def start_ray(*, num_cpus: int | None, dashboard_port: int | None) -> DelayedSta
     # Ray logs here that it made a token; each of our processes finds the token by itself.
     logging.getLogger("ray").setLevel(logging.ERROR)
     options: dict[str, Any] = {} if dashboard_port is None else {"dashboard_port": dashboard_port}
-    try:
-        with own_termination(), delayed() as starts:
-            ray.init(
-                address="local",
-                namespace=NAMESPACE,
-                num_cpus=num_cpus,
-                labels={BROKER_LABEL: str(LOCAL_BROKER_ID)},
-                include_dashboard=True,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                _system_config=SYSTEM_CONFIG,
-                **options,
-            )
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ConnectionFailedError(f"Ray could not be started: {reason}") from None
-    return starts
+    attempts_left = RAY_STARTS_MAX
+    while True:
+        attempts_left -= 1
+        try:
+            with own_termination(), delayed() as starts:
+                ray.init(
+                    address="local",
+                    namespace=NAMESPACE,
+                    num_cpus=num_cpus,
+                    labels={BROKER_LABEL: str(LOCAL_BROKER_ID)},
+                    include_dashboard=True,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                    _system_config=SYSTEM_CONFIG,
+                    **options,
+                )
+        except Exception as error:
+            # Ray raises what it likes, ``Exception`` itself among it.
+            ray.shutdown()
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            if not attempts_left or RAY_WAS_SLOW not in reason:
+                raise ConnectionFailedError(f"Ray could not be started: {reason}") from None
+        else:
+            return starts
 
 
 def ray_address() -> str:

@@ -6,6 +6,7 @@ Clients of Kafka call the port of the broker's gateway. oncelog's own connect by
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,7 @@ def started(root: Path, **environment: str) -> Iterator[KafkaCluster]:
         wait_for(one.gateway, f"a listener at port {one.port}")
         yield one
     finally:
+        _close_producers()
         _end(one.data_dir)
 
 
@@ -130,6 +132,26 @@ def _end(data_dir: Path) -> None:
         os.kill(found.process_id, signal.SIGTERM)
         if not cli_cluster.wait_until_gone(found.process_id, 30_000):
             os.kill(found.process_id, signal.SIGKILL)
+
+
+_opened: list[Any] = []
+
+
+def new_producer(settings: dict[str, Any]) -> Any:
+    """A producer of confluent-kafka, which ends with the cluster: one that is left tries for ever,
+    in threads of its own.
+    """
+    producer = confluent_kafka.Producer(settings)
+    _opened.append(producer)
+    return producer
+
+
+def _close_producers() -> None:
+    while _opened:
+        with suppress(confluent_kafka.KafkaException):
+            _opened.pop().close()
+    # What a failed test refers to in its frames, administrators among it, goes with these.
+    gc.collect()
 
 
 # --- writers ------------------------------------------------------------------------------------
@@ -151,7 +173,7 @@ class Deliveries:
 def write_with_librdkafka(bootstrap: str, topic: str, values: Iterable[bytes], **more: Any) -> None:
     """Write as an idempotent producer of confluent-kafka."""
     settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, **more}
-    producer, told = confluent_kafka.Producer(settings), Deliveries()
+    producer, told = new_producer(settings), Deliveries()
     for value in values:
         producer.produce(topic, value, on_delivery=told)
     assert producer.flush(DEADLINE_S) == 0

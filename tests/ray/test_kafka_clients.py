@@ -18,7 +18,7 @@ pytest.importorskip("aiokafka")
 pytest.importorskip("kafka")
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer  # noqa: E402
+from confluent_kafka import Consumer, KafkaError, KafkaException  # noqa: E402
 from issued_certificates import Authority  # noqa: E402
 from kafka_clients import (  # noqa: E402
     COMMITTED,
@@ -30,6 +30,7 @@ from kafka_clients import (  # noqa: E402
     JavaTools,
     KafkaCluster,
     java_tools,
+    new_producer,
     partitions_of,
     read_to_end,
     read_with_oncelog,
@@ -117,7 +118,7 @@ def produce_all_codecs(served: KafkaCluster, topic: str) -> set[bytes]:
     """Records of each codec, with keys, headers and times; their values."""
     told, values = Deliveries(), set()
     for codec in CODECS:
-        producer = Producer(
+        producer = new_producer(
             {
                 "bootstrap.servers": served.bootstrap,
                 "enable.idempotence": True,
@@ -253,7 +254,9 @@ def test_librdkafka_writes_with_all_codecs_reads_in_a_group_and_administers(
 def test_a_transactional_id_of_librdkafka_is_refused_by_name_and_for_good(
     served: KafkaCluster,
 ) -> None:
-    producer = Producer({"bootstrap.servers": served.bootstrap, "transactional.id": "of-version-1"})
+    producer = new_producer(
+        {"bootstrap.servers": served.bootstrap, "transactional.id": "of-version-1"}
+    )
     began = time.monotonic()
     with pytest.raises(KafkaException) as refused:
         producer.init_transactions(DEADLINE_S)
@@ -317,7 +320,7 @@ def test_producers_and_consumers_go_on_when_their_gateway_is_killed(
 ) -> None:
     values = [b"%d" % number for number in range(5_000)]
     told = Deliveries()
-    producer = Producer(
+    producer = new_producer(
         {
             "bootstrap.servers": served.bootstrap,
             "enable.idempotence": True,
@@ -405,7 +408,7 @@ class Refusals:
 
     def __init__(self, **settings: Any) -> None:
         self.codes: list[int] = []
-        self._producer = Producer({**settings, "error_cb": self._tell})
+        self._producer = new_producer({**settings, "error_cb": self._tell})
 
     def _tell(self, error: KafkaError) -> None:
         self.codes.append(error.code())
@@ -480,7 +483,7 @@ def test_a_user_logs_in_by_scram_over_tls_and_may_what_acls_say(tmp_path: Path) 
         }
         alice = {**by_scram, "sasl.password": password, "enable.idempotence": True}
         told = {"hers": Deliveries(), "others": Deliveries()}
-        producer = Producer(alice)
+        producer = new_producer(alice)
         for name, deliveries in told.items():
             producer.produce(name, b"by alice", on_delivery=deliveries)
         assert producer.flush(DEADLINE_S) == 0

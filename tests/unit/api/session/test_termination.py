@@ -101,3 +101,37 @@ def test_another_thread_than_the_main_one_changes_no_handler(init: list[Exceptio
     thread.join()
     assert failures == []
     assert signal.getsignal(signal.SIGTERM) is own_handler
+
+
+SLOW = "The current node timed out during startup. This could happen because"
+
+
+@pytest.mark.parametrize("slow_count", [0, 1, 2])
+def test_a_start_that_takes_ray_too_long_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch, init: list[Exception], slow_count: int
+) -> None:
+    said, ended = [Exception(SLOW)] * slow_count, list[None]()
+
+    def slow_init(**_: Any) -> None:
+        if said:
+            raise said.pop()
+
+    monkeypatch.setattr(ray, "init", slow_init)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append(None))
+    if slow_count < cluster_connection.RAY_STARTS_MAX:
+        start()
+    else:
+        with pytest.raises(ConnectionFailedError, match="timed out during startup"):
+            start()
+    assert len(ended) == slow_count
+
+
+def test_another_error_of_ray_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, init: list[Exception]
+) -> None:
+    ended: list[None] = []
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append(None))
+    init.append(Exception("no memory"))
+    with pytest.raises(ConnectionFailedError, match="no memory"):
+        start()
+    assert len(ended) == 1
