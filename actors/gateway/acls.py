@@ -73,9 +73,8 @@ from oncelog.storage.errors import ErrorCode
 KAFKAS_CLUSTER: Final = "kafka-cluster"
 """Kafka's name of the one resource of kind ``CLUSTER``."""
 
-UNKNOWN: Final = 0
 ANY: Final = 1
-"""In each of Kafka's numberings: a value that the client does not know, and any of the others."""
+"""In each of Kafka's numberings: any of the others."""
 
 RESOURCES: Final[Mapping[int, Resource]] = {
     2: Resource.TOPIC,

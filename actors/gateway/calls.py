@@ -7,7 +7,6 @@ client of Kafka.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
@@ -21,13 +20,9 @@ from oncelog.actors.rpc.dispatch import NO_AUDIT, Audit
 from oncelog.actors.rpc.door import Door
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
-    CONSUMER_OFFSETS_TOPIC,
-    TRANSACTION_STATE_TOPIC,
     TopicPartition,
     shard_of,
 )
-
-_logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_MS: Final = 30_000
 """Deadline of a question whose request names none."""
@@ -98,18 +93,6 @@ class Call:
         """The leader of a partition; ``is_new``: as the controller says from now on."""
         as_of_ms = loop_ms() if is_new else loop_ms() - FRESH_MS
         return await self.cluster.view.locate(tp, as_of_ms=as_of_ms)
-
-    async def transaction_coordinator(self, transactional_id: str) -> str | None:
-        """The address of the coordinator of a transactional id; ``None`` while there is none."""
-        return await self._coordinator(TRANSACTION_STATE_TOPIC, transactional_id)
-
-    async def group_coordinator(self, group_id: str) -> str | None:
-        """The address of the coordinator of a group; ``None`` while there is none."""
-        return await self._coordinator(CONSUMER_OFFSETS_TOPIC, group_id)
-
-    async def _coordinator(self, topic: str, key: str) -> str | None:
-        tp = await self.shard(topic, key)
-        return None if tp is None else (await self.leader(tp)).actor
 
     async def shard(self, topic: str, key: str) -> TopicPartition | None:
         """The partition of an internal topic that has ``key``; ``None`` if it is not known."""

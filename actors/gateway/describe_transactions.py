@@ -3,10 +3,8 @@
 A node of Kafka lists the transactions of its own coordinators, and clients ask every node. So the
 gateway lists the shards that its broker leads: each transaction is in one node's list.
 
-A pattern for transactional ids is a regular expression of RE2, which fits whole ids. It comes from
-a stranger, and Python's ``re`` may take for ever over one. So it becomes an automaton of
-*positions*, its characters and classes, which reads each character of an id once. What it does not
-know it refuses: references, look-around, flags, assertions within the pattern.
+A pattern for transactional ids is a regular expression of RE2, as in Kafka, and fits whole ids.
+It comes from a stranger, and Python's ``re`` may take for ever over one; RE2 takes linear time.
 
 | request | whom it is for |
 |---|---|
@@ -14,16 +12,13 @@ know it refuses: references, look-around, flags, assertions within the pattern.
 | ListTransactions | this broker's transaction coordinators |
 | DescribeTransactions | the coordinator of each transactional id |
 
-Source: KIP-664, KIP-994, KIP-1152; Glushkov, "The abstract theory of automata" (1961).
-
-One file: the requests, and the automaton that only one of them needs.
+Source: KIP-664, KIP-994, KIP-1152.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from oncelog.actors.gateway.calls import FRESH_MS, Call
 from oncelog.actors.gateway.cluster_admin import (
@@ -66,22 +61,7 @@ STATES: Final = tuple(
 """Kafka's names of the states; in Kafka a transaction that is prepared is still ongoing."""
 
 PATTERN_CHARS_MAX: Final = 249
-POSITIONS_MAX: Final = 250
-"""Characters and classes that a pattern of transactional ids has once its repeats are written out;
-beyond these it is refused."""
-
-ATOMS_MAX: Final = 1_000
-"""Groups, characters and classes that are read of a pattern, again for each time that a repeat
-wants them; beyond these it is refused."""
-
-GROUPS_DEEP_MAX: Final = 20
-"""Groups within each other; beyond that a pattern is refused."""
-
-MOVES_MAX: Final = 10_000
-"""Moves of an automaton that are remembered; beyond that all are forgotten."""
-
-_IDS_A_TURN: Final = 16
-"""So many ids are compared with a pattern before the event loop's other callbacks run."""
+"""A longer pattern of transactional ids is refused."""
 
 
 # --- producers --------------------------------------------------------------------------------
@@ -143,10 +123,9 @@ async def list_transactions(
     """The transactional ids of this broker's coordinators that pass all filters."""
     known = [state for state in request.state_filters if state in STATES]
     unknown = [state for state in request.state_filters if state not in STATES]
-    pattern = None
+    pattern = request.transactional_id_pattern or ""
     try:
-        if request.transactional_id_pattern:
-            pattern = Pattern(request.transactional_id_pattern)
+        fits(pattern, ("",))
     except ValueError:
         return ListTransactionsResponse(error_code=int(ErrorCode.INVALID_REGULAR_EXPRESSION))
     if unknown and not known:
@@ -167,8 +146,9 @@ async def list_transactions(
         loading = int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return ListTransactionsResponse(error_code=loading, unknown_state_filters=unknown)
     found = [one for reply in replies for one in reply.transactions]
-    if pattern is not None:
-        found = await _matching(pattern, found)
+    if pattern:
+        fitting = fits(pattern, [one.transactional_id for one in found])
+        found = [one for one, is_fitting in zip(found, fitting, strict=True) if is_fitting]
     return ListTransactionsResponse(
         throttle_time_ms=throttle_of(*replies),
         unknown_state_filters=unknown,
@@ -225,17 +205,19 @@ def _kafkas(state: str) -> str:
     return TransactionState.ONGOING.value if is_prepared else state
 
 
-async def _matching(
-    pattern: Pattern, found: Sequence[TransactionDescription]
-) -> list[TransactionDescription]:
-    """Those whose id the pattern fits, with turns for other callbacks."""
-    matching = []
-    for number, one in enumerate(found):
-        if number % _IDS_A_TURN == 0:
-            await asyncio.sleep(0)
-        if pattern.fits(one.transactional_id):
-            matching.append(one)
-    return matching
+def fits(pattern: str, ids: Sequence[str]) -> list[bool]:
+    """Which ids the pattern fits as a whole; all if it is empty. ``ValueError`` if it is none."""
+    if not pattern:
+        return [True] * len(ids)
+    if len(pattern) > PATTERN_CHARS_MAX:
+        raise ValueError(f"a pattern of {len(pattern)} characters: give {PATTERN_CHARS_MAX}")
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # By itself first: what closes more brackets than it opens would be one within others.
+    for whole in (pattern, rf"\A(?:{pattern})\z"):
+        found = pc.match_substring_regex(pa.array(ids, pa.string()), whole)
+    return [bool(one) for one in found.to_pylist()]
 
 
 async def describe_transactions(
@@ -295,286 +277,3 @@ HANDLERS: Final[Mapping[ApiKey, Handler]] = {
     ApiKey.LIST_TRANSACTIONS: list_transactions,
     ApiKey.DESCRIBE_TRANSACTIONS: describe_transactions,
 }
-
-
-# --- patterns ---------------------------------------------------------------------------------
-
-
-class _Class(NamedTuple):
-    """A set of characters: those in some ranges, both ends included, or all others."""
-
-    ranges: tuple[tuple[str, str], ...]
-    is_negated: bool = False
-
-    def has(self, char: str) -> bool:
-        """Whether it has this character."""
-        return any(low <= char <= high for low, high in self.ranges) != self.is_negated
-
-
-class _Part(NamedTuple):
-    """A part of a pattern. Positions are bits: where it may begin, and where it may end."""
-
-    may_be_empty: bool
-    first: int
-    last: int
-
-
-_EMPTY: Final = _Part(True, 0, 0)
-_DOT: Final = _Class((("\n", "\n"),), is_negated=True)
-_DIGITS: Final = (("0", "9"),)
-_WORDS: Final = (("0", "9"), ("A", "Z"), ("_", "_"), ("a", "z"))
-_SPACES: Final = (("\t", "\n"), ("\f", "\r"), (" ", " "))
-_CLASSES: Final[Mapping[str, _Class]] = {
-    "d": _Class(_DIGITS),
-    "D": _Class(_DIGITS, is_negated=True),
-    "w": _Class(_WORDS),
-    "W": _Class(_WORDS, is_negated=True),
-    "s": _Class(_SPACES),
-    "S": _Class(_SPACES, is_negated=True),
-}
-_CONTROLS: Final[Mapping[str, str]] = {"t": "\t", "n": "\n", "f": "\f", "r": "\r", "v": "\v"}
-
-
-class Pattern:
-    """A regular expression that fits whole texts; ``ValueError`` if it is none that is known."""
-
-    def __init__(self, text: str) -> None:
-        if len(text) > PATTERN_CHARS_MAX:
-            raise ValueError(f"a pattern of {len(text)} characters: give {PATTERN_CHARS_MAX}")
-        self._text = text
-        self._at = 0
-        self._deep = 0
-        self._atoms = 0
-        self._classes: list[_Class] = []
-        """The class of each position."""
-        self._next: list[int] = []
-        """The positions that may follow each, as bits."""
-        self._moves: dict[tuple[int, str], int] = {}
-        self._accept("^")
-        self._whole = self._alternatives()
-        if self._at < len(text):
-            raise self._error("a group ends that did not begin")
-
-    def fits(self, text: str) -> bool:
-        """Whether the whole of ``text`` is one of those that it describes."""
-        if not text:
-            return self._whole.may_be_empty
-        reached = self._at_char(self._whole.first, text[0])
-        for char in text[1:]:
-            if not reached:
-                return False
-            reached = self._move(reached, char)
-        return bool(reached & self._whole.last)
-
-    def _move(self, reached: int, char: str) -> int:
-        """The positions after ``char`` of those that were reached before it."""
-        moved = self._moves.get((reached, char))
-        if moved is None:
-            following = 0
-            for position in _bits(reached):
-                following |= self._next[position]
-            if len(self._moves) >= MOVES_MAX:
-                self._moves.clear()
-            moved = self._moves[reached, char] = self._at_char(following, char)
-        return moved
-
-    def _at_char(self, positions: int, char: str) -> int:
-        return sum(1 << one for one in _bits(positions) if self._classes[one].has(char))
-
-    # --- reading --------------------------------------------------------------------------
-
-    def _error(self, what: str) -> ValueError:
-        return ValueError(f"pattern {self._text!r} at character {self._at}: {what}")
-
-    def _accept(self, text: str) -> bool:
-        if not self._text.startswith(text, self._at):
-            return False
-        self._at += len(text)
-        return True
-
-    def _take(self) -> str:
-        if self._at >= len(self._text):
-            raise self._error("it ends too early")
-        self._at += 1
-        return self._text[self._at - 1]
-
-    def _alternatives(self) -> _Part:
-        part = self._sequence()
-        while self._accept("|"):
-            other = self._sequence()
-            part = _Part(
-                part.may_be_empty or other.may_be_empty,
-                part.first | other.first,
-                part.last | other.last,
-            )
-        return part
-
-    def _sequence(self) -> _Part:
-        part = _EMPTY
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
-            if self._text[self._at :] == "$" and not self._deep:
-                self._at += 1
-                break
-            part = self._joined(part, self._repeated())
-        return part
-
-    def _joined(self, part: _Part, after: _Part) -> _Part:
-        for position in _bits(part.last):
-            self._next[position] |= after.first
-        return _Part(
-            part.may_be_empty and after.may_be_empty,
-            part.first | (after.first if part.may_be_empty else 0),
-            after.last | (part.last if after.may_be_empty else 0),
-        )
-
-    def _repeated(self) -> _Part:
-        """An atom, as often as what follows it says."""
-        begin = self._at
-        part = self._atom()
-        low, high = self._times()
-        if (low, high) == (1, 1):
-            return part
-        if self._at < len(self._text) and self._text[self._at] in "*+?{":
-            raise self._error("a repeat of a repeat: put the inner one into a group")
-        rest = self._at
-        copies = [part]
-        # Each copy has positions of its own: it is read again.
-        while len(copies) < max(low, high or 0, 1):
-            self._at = begin
-            copies.append(self._atom())
-        self._at = rest
-        return self._chain(copies, low, high)
-
-    def _chain(self, copies: Sequence[_Part], low: int, high: int | None) -> _Part:
-        """Copies of a part in a row, of which those beyond ``low`` may be missing."""
-        if high == 0:
-            return _EMPTY
-        chained = _EMPTY
-        for number, copy in enumerate(copies):
-            if high is None and number == len(copies) - 1:
-                for position in _bits(copy.last):
-                    self._next[position] |= copy.first
-            may_be_missing = number >= low
-            chained = self._joined(
-                chained, copy._replace(may_be_empty=copy.may_be_empty or may_be_missing)
-            )
-        return chained
-
-    def _times(self) -> tuple[int, int | None]:
-        """How often at least and at most, ``None`` without end; a lazy repeat fits the same."""
-        times: tuple[int, int | None] = (1, 1)
-        if self._accept("*"):
-            times = (0, None)
-        elif self._accept("+"):
-            times = (1, None)
-        elif self._accept("?"):
-            times = (0, 1)
-        elif self._accept("{"):
-            times = self._counts()
-        else:
-            return times
-        self._accept("?")
-        return times
-
-    def _counts(self) -> tuple[int, int | None]:
-        inner, closes, _ = self._text[self._at :].partition("}")
-        low, comma, high = inner.partition(",")
-        if not (closes and _is_count(low) and (not high or _is_count(high))):
-            raise self._error("give {2}, {2,} or {2,5}")
-        self._at += len(inner) + 1
-        most = int(high) if high else None if comma else int(low)
-        if most is not None and most < int(low):
-            raise self._error(f"{{{inner}}} is from more to less")
-        return int(low), most
-
-    def _atom(self) -> _Part:
-        # Groups may be empty, so positions do not count how often they are read.
-        self._atoms += 1
-        if self._atoms > ATOMS_MAX:
-            raise self._error(f"more than {ATOMS_MAX} parts with all repeats")
-        char = self._take()
-        if char == "(":
-            return self._group()
-        if char == "[":
-            return self._position(self._bracketed())
-        if char == "\\":
-            return self._position(self._escaped())
-        if char == ".":
-            return self._position(_DOT)
-        if char in "*+?{^$":
-            raise self._error(f"{char!r} cannot be here")
-        return self._position(_Class(((char, char),)))
-
-    def _group(self) -> _Part:
-        if not self._accept("?:") and self._accept("?"):
-            raise self._error("groups are (...) and (?:...)")
-        self._deep += 1
-        if self._deep > GROUPS_DEEP_MAX:
-            raise self._error(f"more than {GROUPS_DEEP_MAX} groups in each other")
-        part = self._alternatives()
-        self._deep -= 1
-        if not self._accept(")"):
-            raise self._error("a group does not end")
-        return part
-
-    def _position(self, kind: _Class) -> _Part:
-        if len(self._classes) >= POSITIONS_MAX:
-            raise self._error(f"more than {POSITIONS_MAX} characters with all repeats")
-        bit = 1 << len(self._classes)
-        self._classes.append(kind)
-        self._next.append(0)
-        return _Part(False, bit, bit)
-
-    def _escaped(self) -> _Class:
-        char = self._take()
-        if char in _CLASSES:
-            return _CLASSES[char]
-        char = _CONTROLS.get(char, char)
-        if char.isalnum():
-            raise self._error(f"\\{char} is not known")
-        return _Class(((char, char),))
-
-    def _bracketed(self) -> _Class:
-        is_negated = self._accept("^")
-        ranges: list[tuple[str, str]] = []
-        while not ranges or not self._accept("]"):
-            if self._accept("[:"):
-                raise self._error("names of classes are not known")
-            low = self._member()
-            if not self._is_range():
-                ranges += low
-                continue
-            self._at += 1
-            high = self._member()
-            ends = {*low, *high}
-            if any(begin != end for begin, end in ends) or low > high:
-                raise self._error("a range is from one character to a later one")
-            ranges.append((low[0][0], high[0][0]))
-        return _Class(tuple(ranges), is_negated)
-
-    def _is_range(self) -> bool:
-        """Whether a hyphen is next that is not the class's last character."""
-        return self._text[self._at : self._at + 1] == "-" and (
-            self._text[self._at + 1 : self._at + 2] not in ("", "]")
-        )
-
-    def _member(self) -> tuple[tuple[str, str], ...]:
-        char = self._take()
-        if char != "\\":
-            return ((char, char),)
-        kind = self._escaped()
-        if kind.is_negated:
-            raise self._error("a class that excludes is not known within another")
-        return kind.ranges
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 4
-
-
-def _bits(positions: int) -> Iterable[int]:
-    """The numbers of the bits that are set."""
-    while positions:
-        lowest = positions & -positions
-        yield lowest.bit_length() - 1
-        positions ^= lowest

@@ -164,7 +164,7 @@ class KafkaDoor:
         except UnansweredError as error:
             self.warnings.warn(
                 "a request %s of client %r at %s has no answer: %s — see `oncelog status`: the "
-                "client asks again by itself",
+                "client connects again by itself",
                 *(name, header.client_id, client.host, error),
             )
             raise ConnectionEndError from error

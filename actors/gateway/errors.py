@@ -10,9 +10,9 @@ FIRST_OF_OURS: Final = 10_000
 
 
 class UnansweredError(Exception):
-    """Not a bug: a request has no answer now, and Kafka has no code to say so in.
+    """Not a bug: a request failed, and there is no code, or no answer, to say so in.
 
-    Its connection is closed, and the client asks again. The text is for the log.
+    Its connection is closed, and the client connects again. The text is for the log.
     """
 
 

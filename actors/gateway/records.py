@@ -115,10 +115,6 @@ class Leaders:
             for one, place in zip(wanted, found, strict=True)
         ]
 
-    async def find_one(self, topic: str, partition: int) -> Found:
-        """The place of one partition."""
-        return self.find(topic, partition) or (await self.find_all(((topic, partition),)))[0]
-
     async def _again(self, tp: TopicPartition) -> Found:
         """The place of a partition as the controller says from now on."""
         return self._newest(tp.topic, tp.partition, await self._look_up((tp.topic,)))

@@ -21,11 +21,6 @@ _RIGHTS: Final[Mapping[Resource, Sequence[tuple[int, Operation, Resource, str | 
         (10, Operation.DESCRIBE, Resource.TOPIC, None),
         (11, Operation.ALTER, Resource.TOPIC, None),
     ),
-    Resource.GROUP: (
-        (3, Operation.READ, Resource.GROUP, None),
-        (6, Operation.DELETE, Resource.GROUP, None),
-        (8, Operation.DESCRIBE, Resource.GROUP, None),
-    ),
     Resource.CLUSTER: (
         (5, Operation.CREATE, Resource.TOPIC, SOME_NAME),
         (7, Operation.ALTER, Resource.CLUSTER, None),

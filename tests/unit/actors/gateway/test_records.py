@@ -13,7 +13,7 @@ from virtual_time import give_turns
 
 from oncelog.actors.gateway import records
 from oncelog.actors.gateway.messages.apis import ApiKey
-from oncelog.actors.gateway.records import Leaders, Place
+from oncelog.actors.gateway.records import Found, Leaders, Place
 from oncelog.actors.protocol.messages.cluster import MetadataRequest, PartitionMetadata
 from oncelog.actors.protocol.messages.partition import ListOffsetsRequest
 from oncelog.storage.errors import ErrorCode
@@ -28,15 +28,20 @@ def played(story: Story) -> None:
     world.play(lambda: story(world, world.handlers.leaders))
 
 
+async def place_of(leaders: Leaders, topic: str, partition: int) -> Found:
+    (found,) = await leaders.find_all(((topic, partition),))
+    return found
+
+
 def test_what_is_known_is_used_however_old_it_is() -> None:
     @played
     async def story(world: World, leaders: Leaders) -> None:
-        first = await leaders.find_one(FLIGHTS, 1)
+        first = await place_of(leaders, FLIGHTS, 1)
         assert isinstance(first, Place)
         assert (first.tp, first.actor) == (TopicPartition(FLIGHTS, 1), f"partition:{FLIGHTS}-1@1")
         await asyncio.sleep(3_600)
         world.controller_error = ErrorCode.NETWORK_EXCEPTION
-        assert await leaders.find_one(FLIGHTS, 1) is first
+        assert await place_of(leaders, FLIGHTS, 1) is first
         assert leaders.find(FLIGHTS, 2) is not None
         assert len(world.asked_controller) == 1
 
@@ -44,7 +49,7 @@ def test_what_is_known_is_used_however_old_it_is() -> None:
 def test_a_place_is_described_anew_once_the_controller_has_said_something_else() -> None:
     @played
     async def story(world: World, leaders: Leaders) -> None:
-        await leaders.find_one(FLIGHTS, 0)
+        await place_of(leaders, FLIGHTS, 0)
         await asyncio.sleep(0.1)
         world.topics[FLIGHTS] = topic_of(FLIGHTS, 2, 2, 2)
         await world.cluster.view.topics((FLIGHTS,), as_of_ms=100)
@@ -68,17 +73,17 @@ def test_all_that_is_unknown_is_one_question() -> None:
 def test_a_partition_that_was_added_is_found() -> None:
     @played
     async def story(world: World, leaders: Leaders) -> None:
-        await leaders.find_one(FLIGHTS, 0)
+        await place_of(leaders, FLIGHTS, 0)
         await asyncio.sleep(0.1)
         world.topics[FLIGHTS] = topic_of(FLIGHTS, 1, 1, 1, 1)
-        assert isinstance(await leaders.find_one(FLIGHTS, 3), Place)
+        assert isinstance(await place_of(leaders, FLIGHTS, 3), Place)
 
 
 def test_without_a_controller_nothing_is_gone() -> None:
     @played
     async def story(world: World, leaders: Leaders) -> None:
         world.controller_error = ErrorCode.NETWORK_EXCEPTION
-        assert await leaders.find_one(FLIGHTS, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await place_of(leaders, FLIGHTS, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_topics_beyond_the_bound_of_a_request_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +241,7 @@ def test_what_the_gateway_asks_for_itself_needs_a_leader() -> None:
         request = ListOffsetsRequest(topic_partition=TopicPartition(FLIGHTS, 0), timestamp_ms=-1)
         reply = await leaders.ask_for_itself(request.topic_partition, request)
         assert reply.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        await leaders.find_one(FLIGHTS, 0)
+        await place_of(leaders, FLIGHTS, 0)
         reply = await leaders.ask_for_itself(request.topic_partition, request)
         assert reply.error is ErrorCode.NONE
 
