@@ -21,7 +21,6 @@ from oncelog.actors.gateway.acls import (
     OTHER_RESOURCES,
     PREFIXED,
     RESOURCES,
-    UNKNOWN,
 )
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.create_acls import (
@@ -58,6 +57,9 @@ READ, WRITE, ALTER, DESCRIBE = 3, 4, 7, 8
 FLIGHTS = Acl(
     principal="User:ann", resource=Resource.TOPIC, name="flights", operation=Operation.READ
 )
+
+UNKNOWN = 0
+"""A value of Kafka's that its client does not know."""
 
 
 @pytest.fixture
