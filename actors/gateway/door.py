@@ -16,25 +16,19 @@ from struct import Struct
 from typing import Any, Final, TypeAlias
 
 from oncelog.actors.config import ClusterConfig
-from oncelog.actors.gateway import (
-    acls,
-    cluster_admin,
-    configs,
-    describe_transactions,
-    groups,
-    offsets,
-    topics,
-)
+from oncelog.actors.gateway.administration import acls, brokers, configs, topics
+from oncelog.actors.gateway.administration.transactions import HANDLERS as DESCRIBES_TRANSACTIONS
 from oncelog.actors.gateway.calls import Call, Client, Cluster
-from oncelog.actors.gateway.enrolments import Enrolments
 from oncelog.actors.gateway.errors import UnansweredError
+from oncelog.actors.gateway.groups import membership, offsets
 from oncelog.actors.gateway.messages.apis import APIS, ApiKey
 from oncelog.actors.gateway.messages.headers import RequestHeader, encode_response_header
 from oncelog.actors.gateway.messages.primitives import Buffer, MalformedError
 from oncelog.actors.gateway.metadata import MetadataHandlers
-from oncelog.actors.gateway.records import RecordHandlers
+from oncelog.actors.gateway.records.handlers import RecordHandlers
 from oncelog.actors.gateway.sizes import check_listed, check_produce
-from oncelog.actors.gateway.transactions import Transactions
+from oncelog.actors.gateway.transactions.enrolments import Enrolments
+from oncelog.actors.gateway.transactions.requests import Transactions
 from oncelog.actors.gateway.versions import is_readable, offered
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.access import NO_LIMITS
@@ -226,11 +220,11 @@ def handlers_of(
         **MetadataHandlers(cluster, config, own_address, on_bug).handlers,
         **records.handlers,
         **transactions.handlers,
-        **groups.HANDLERS,
+        **membership.HANDLERS,
         **offsets.HANDLERS,
         **topics.HANDLERS,
         **configs.HANDLERS,
-        **cluster_admin.HANDLERS,
+        **brokers.HANDLERS,
         **acls.HANDLERS,
-        **describe_transactions.HANDLERS,
+        **DESCRIBES_TRANSACTIONS,
     }

@@ -16,7 +16,10 @@ OUTCOMES = ("result", "exception")
 
 SEEN_ELSEWHERE = {
     ("actors/coordination/actor_watch.py", "_watch"): "check() takes the result of each",
-    ("actors/gateway/enrolments.py", "ticket"): "whoever waits for an answer gets what it raises",
+    (
+        "actors/gateway/transactions/enrolments.py",
+        "ticket",
+    ): "whoever waits for an answer gets what it raises",
     ("actors/rpc/actor_transport.py", "_begin"): "a task that only waits to be cancelled",
 }
 """Who sees the end, where the function that starts a task does not say so: file, function → why."""

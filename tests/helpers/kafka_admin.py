@@ -18,7 +18,7 @@ from virtual_time import ManualClock, run_virtually
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
-from oncelog.actors.gateway import acls, cluster_admin, configs, describe_transactions, topics
+from oncelog.actors.gateway.administration import acls, brokers, configs, topics, transactions
 from oncelog.actors.gateway.calls import Call, Client, Cluster
 from oncelog.actors.gateway.messages.apis import APIS, ApiKey
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, actor_of
@@ -38,9 +38,9 @@ from oncelog.storage.model import INTERNAL_TOPICS, TopicPartition
 HANDLERS = {
     **topics.HANDLERS,
     **configs.HANDLERS,
-    **cluster_admin.HANDLERS,
+    **brokers.HANDLERS,
     **acls.HANDLERS,
-    **describe_transactions.HANDLERS,
+    **transactions.HANDLERS,
 }
 
 Story = Callable[["AdminCluster"], Awaitable[None]]

@@ -20,8 +20,8 @@ from virtual_time import ManualClock
 
 from oncelog.actors.config import ClusterConfig
 from oncelog.actors.coordination.cluster_view import ClusterView
-from oncelog.actors.gateway import groups, offsets
 from oncelog.actors.gateway.calls import Call, Client, Cluster
+from oncelog.actors.gateway.groups import membership, offsets
 from oncelog.actors.gateway.messages.apis import APIS, ApiKey
 from oncelog.actors.gateway.messages.delete_groups import DeleteGroupsRequest
 from oncelog.actors.gateway.messages.join_group import (
@@ -59,7 +59,7 @@ OTHER_GROUP = next(
 )
 """A group of the other coordinator."""
 
-HANDLERS = {**groups.HANDLERS, **offsets.HANDLERS}
+HANDLERS = {**membership.HANDLERS, **offsets.HANDLERS}
 
 
 class GroupCluster:

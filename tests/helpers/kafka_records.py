@@ -19,7 +19,7 @@ from oncelog.actors.gateway.messages.init_producer_id import (
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
-from oncelog.actors.gateway.records import RecordHandlers
+from oncelog.actors.gateway.records.handlers import RecordHandlers
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages import partition
 from oncelog.actors.protocol.messages.access import Access, Acl, Rules

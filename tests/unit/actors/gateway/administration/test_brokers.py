@@ -12,7 +12,7 @@ from kafka_admin import AdminCluster, Story
 from msgspec import structs
 from topics import topic_of
 
-from oncelog.actors.gateway.cluster_admin import (
+from oncelog.actors.gateway.administration.brokers import (
     ELECTION_NOT_NEEDED,
     PARTITIONS_AT_ONCE_MAX,
     of_controller,

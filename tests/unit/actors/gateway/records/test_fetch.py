@@ -12,10 +12,10 @@ from leader_harness import LeaderHarness
 from topics import topic_of
 from virtual_time import give_turns
 
-from oncelog.actors.gateway import fetch as gateway_fetch
-from oncelog.actors.gateway.fetch import GRACE_MS
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.fetch import FetchRequest
+from oncelog.actors.gateway.records import fetch as gateway_fetch
+from oncelog.actors.gateway.records.fetch import GRACE_MS
 from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
 from oncelog.actors.protocol.messages.cluster import PartitionMetadata, TopicMetadata
 from oncelog.actors.protocol.messages.partition import FetchReply

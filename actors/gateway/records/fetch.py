@@ -51,7 +51,7 @@ from oncelog.actors.gateway.messages.fetch import (
     FetchResponse,
     PartitionData,
 )
-from oncelog.actors.gateway.producer_ids import Spawn
+from oncelog.actors.gateway.records.producer_ids import Spawn
 from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages import partition as leader_messages
@@ -60,7 +60,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import NO_OFFSET, IsolationLevel, TopicPartition
 
 if TYPE_CHECKING:
-    from oncelog.actors.gateway.records import Found, Leaders, Place
+    from oncelog.actors.gateway.records.handlers import Found, Leaders, Place
 
 ANSWER_MAX_BYTES: Final = 57_671_680
 """Records of one answer, but for a first batch that is larger. Kafka's ``fetch.max.bytes``."""

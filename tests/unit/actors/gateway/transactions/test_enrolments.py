@@ -11,9 +11,9 @@ import pytest
 from virtual_time import ManualClock, give_turns, run_virtually
 
 from oncelog.actors.coordination.cluster_view import ClusterView
-from oncelog.actors.gateway import enrolments as module
 from oncelog.actors.gateway.calls import Call, Client, Cluster
-from oncelog.actors.gateway.enrolments import Enrolments, refusal_text
+from oncelog.actors.gateway.transactions import enrolments as module
+from oncelog.actors.gateway.transactions.enrolments import Enrolments, refusal_text
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.access import Access, Acl, Operation, Resource, Rules

@@ -47,14 +47,9 @@ from typing import Any, Final
 from msgspec import structs
 
 from oncelog.actors.gateway.calls import Call, Client
-from oncelog.actors.gateway.enrolments import (
-    ABORTED,
-    Enrolments,
-    ask_coordinator,
-    ask_patiently,
-)
 from oncelog.actors.gateway.errors import of_coordinator
-from oncelog.actors.gateway.groups import throttle_of
+from oncelog.actors.gateway.groups.membership import throttle_of
+from oncelog.actors.gateway.groups.offsets import positions_of
 from oncelog.actors.gateway.messages.add_offsets_to_txn import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
@@ -77,7 +72,12 @@ from oncelog.actors.gateway.messages.txn_offset_commit import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
-from oncelog.actors.gateway.offsets import positions_of
+from oncelog.actors.gateway.transactions.enrolments import (
+    ABORTED,
+    Enrolments,
+    ask_coordinator,
+    ask_patiently,
+)
 from oncelog.actors.gateway.versions import UNSUPPORTED_VERSION
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.access import Principal

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS
 from oncelog.actors.gateway.calls import Call
 from oncelog.actors.gateway.errors import of_coordinator
-from oncelog.actors.gateway.groups import (
+from oncelog.actors.gateway.groups.membership import (
     GROUPS_PER_REQUEST_MAX,
     ask_coordinator,
     asked_of_each,

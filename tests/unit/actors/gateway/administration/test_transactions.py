@@ -10,7 +10,7 @@ import kafka_admin
 import pytest
 from kafka_admin import AdminCluster, Story
 
-from oncelog.actors.gateway.describe_transactions import (
+from oncelog.actors.gateway.administration.transactions import (
     PATTERN_CHARS_MAX,
     STATES,
     fits,

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oncelog.actors.config import ClusterConfig, TopicConfig, internal_topic_config
-from oncelog.actors.gateway.calls import Call
-from oncelog.actors.gateway.cluster_admin import (
+from oncelog.actors.gateway.administration.brokers import (
     CHANGES_AT_ONCE_MAX,
     Handler,
     ask_controller,
@@ -34,6 +33,7 @@ from oncelog.actors.gateway.cluster_admin import (
     text_of,
     throttle_of,
 )
+from oncelog.actors.gateway.calls import Call
 from oncelog.actors.gateway.messages import alter_configs as altering
 from oncelog.actors.gateway.messages import incremental_alter_configs as incremental
 from oncelog.actors.gateway.messages.apis import ApiKey

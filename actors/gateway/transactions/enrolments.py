@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from oncelog.actors.gateway.calls import Call
-from oncelog.actors.gateway.groups import ask_shard
+from oncelog.actors.gateway.groups.membership import ask_shard
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.transaction import (

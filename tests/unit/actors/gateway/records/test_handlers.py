@@ -11,9 +11,9 @@ from kafka_records import FLIGHTS, FLIGHTS_ID, World, batch
 from topics import topic_of
 from virtual_time import give_turns
 
-from oncelog.actors.gateway import records
 from oncelog.actors.gateway.messages.apis import ApiKey
-from oncelog.actors.gateway.records import Found, Leaders, Place
+from oncelog.actors.gateway.records import handlers
+from oncelog.actors.gateway.records.handlers import Found, Leaders, Place
 from oncelog.actors.protocol.messages.cluster import MetadataRequest, PartitionMetadata
 from oncelog.actors.protocol.messages.partition import ListOffsetsRequest
 from oncelog.storage.errors import ErrorCode
@@ -87,7 +87,7 @@ def test_without_a_controller_nothing_is_gone() -> None:
 
 
 def test_topics_beyond_the_bound_of_a_request_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "UNKNOWN_TOPICS_MAX", 2)
+    monkeypatch.setattr(handlers, "UNKNOWN_TOPICS_MAX", 2)
 
     @played
     async def story(world: World, leaders: Leaders) -> None:
@@ -101,7 +101,7 @@ def test_topics_beyond_the_bound_of_a_request_are_unknown(monkeypatch: pytest.Mo
 
 
 def test_beyond_the_places_remembered_all_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PLACES_MAX", 2)
+    monkeypatch.setattr(handlers, "PLACES_MAX", 2)
 
     @played
     async def story(world: World, leaders: Leaders) -> None:
@@ -145,7 +145,7 @@ def test_an_id_that_no_topic_has_makes_one_question_a_second() -> None:
             assert await leaders.names_of({b"\x01" * 16}) == {}
             await asyncio.gather(*(leaders.names_of({bytes([n]) * 16}) for n in range(9)))
         assert len(world.asked_controller) == 1
-        await asyncio.sleep(records.IDS_AGAIN_MS / 1_000)
+        await asyncio.sleep(handlers.IDS_AGAIN_MS / 1_000)
         world.add("taxis", topic_id="01" * 16)
         assert await leaders.names_of({b"\x01" * 16}) == {b"\x01" * 16: "taxis"}
         assert len(world.asked_controller) == 2
@@ -177,7 +177,7 @@ def test_a_topic_of_the_same_name_has_not_the_old_id() -> None:
 def test_one_item_needs_no_task_and_of_many_some_are_asked_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(records, "ASKED_AT_ONCE_MAX", 3)
+    monkeypatch.setattr(handlers, "ASKED_AT_ONCE_MAX", 3)
 
     @played
     async def story(world: World, leaders: Leaders) -> None:

@@ -13,7 +13,7 @@ from kafka_admin import AdminCluster, Story
 from msgspec import structs
 
 from oncelog.actors.config import ClusterConfig, TopicConfig
-from oncelog.actors.gateway.configs import (
+from oncelog.actors.gateway.administration.configs import (
     BROKER,
     TOPIC,
     TOPIC_SETTINGS,

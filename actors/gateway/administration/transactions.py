@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from oncelog.actors.gateway.calls import FRESH_MS, Call
-from oncelog.actors.gateway.cluster_admin import (
+from oncelog.actors.gateway.administration.brokers import (
     PARTITIONS_AT_ONCE_MAX,
     Handler,
     ask_leader,
@@ -30,6 +29,7 @@ from oncelog.actors.gateway.cluster_admin import (
     text_of,
     throttle_of,
 )
+from oncelog.actors.gateway.calls import FRESH_MS, Call
 from oncelog.actors.gateway.errors import of_coordinator, of_leader
 from oncelog.actors.gateway.messages import describe_transactions as describing
 from oncelog.actors.gateway.messages.apis import ApiKey

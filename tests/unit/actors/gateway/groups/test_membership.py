@@ -14,8 +14,8 @@ from kafka_groups import GROUP, OTHER_GROUP, SHARDS, GroupCluster, KafkaClient, 
 from kafka_groups import delete_group as delete
 from virtual_time import give_turns, run_virtually
 
-from oncelog.actors.gateway import groups
 from oncelog.actors.gateway.calls import CALL_TIMEOUT_MS
+from oncelog.actors.gateway.groups import membership
 from oncelog.actors.gateway.messages.apis import APIS, ApiKey
 from oncelog.actors.gateway.messages.describe_groups import DescribedGroup, DescribeGroupsRequest
 from oncelog.actors.gateway.messages.heartbeat import HeartbeatRequest
@@ -190,7 +190,7 @@ def test_a_join_is_waited_for_longer_than_its_rebalance_timeout(play: Play) -> N
         assert (first.member_id, first_ms) == ("", CALL_TIMEOUT_MS)
         assert (second.member_id, second_ms) == (joined.member_id, 910_000)
         # A sync does not say for how long its group may wait for the leader.
-        assert sync_ms == groups.SYNC_TIMEOUT_MS > 300_000
+        assert sync_ms == membership.SYNC_TIMEOUT_MS > 300_000
 
     play(story)
 
@@ -292,13 +292,13 @@ def test_ids_handed_out_to_a_connection_are_remembered_within_a_bound(play: Play
         client = world.client()
         handed = [
             (await client.join(group_instance_id=f"i{number}")).member_id
-            for number in range(groups.HANDED_OUT_MAX + 1)
+            for number in range(membership.HANDED_OUT_MAX + 1)
         ]
         await client.join(handed[0], group_instance_id="wrong")
         await client.join(handed[1], group_instance_id="wrong")
         assert [one.is_first for one in world.asked("join_group")[-2:]] == [False, True]
-        remembered = client.connection.remembered[groups.__name__].handed_out
-        assert len(remembered) == groups.HANDED_OUT_MAX
+        remembered = client.connection.remembered[membership.__name__].handed_out
+        assert len(remembered) == membership.HANDED_OUT_MAX
 
     play(story)
 
@@ -308,7 +308,7 @@ def test_an_id_of_a_member_that_is_not_static_is_not_remembered(play: Play) -> N
         client = world.client()
         first = await client.join()
         assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
-        assert client.connection.remembered[groups.__name__].handed_out == {}
+        assert client.connection.remembered[membership.__name__].handed_out == {}
 
     play(story)
 
@@ -594,7 +594,7 @@ def test_commits_of_a_connection_keep_their_order(play: Play) -> None:
         sent = [one.offsets[0][1].offset for one in world.asked("offset_commit")]
         assert sent == [1, 2, 2, 3, 4]
         assert await position(client) == 4
-        assert client.connection.remembered[groups.__name__].turns == {}
+        assert client.connection.remembered[membership.__name__].turns == {}
 
     play(story)
 
@@ -626,7 +626,7 @@ def test_who_joins_leaves_or_asks_for_positions_waits_for_the_commits_before(pla
         assert await asking == 8
         assert (await joining).generation_id == joined.generation_id + 1
         assert (await leaving).members[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
-        assert client.connection.remembered[groups.__name__].turns == {}
+        assert client.connection.remembered[membership.__name__].turns == {}
 
     play(story)
 
@@ -645,7 +645,7 @@ def test_a_commit_that_is_given_up_lets_the_next_one_through(play: Play) -> None
         world.holding["offset_commit"].set()
         await third
         assert await position(client) == 4
-        assert client.connection.remembered[groups.__name__].turns == {}
+        assert client.connection.remembered[membership.__name__].turns == {}
 
     play(story)
 
@@ -671,7 +671,7 @@ def test_groups_of_all_coordinators_are_described_in_one_call_each(play: Play) -
         (member,) = stable.members
         assert (member.member_id, member.client_id) == (joined.member_id, "app")
         assert (member.client_host, bytes(member.member_assignment)) == ("", b"all")
-        assert stable.authorized_operations == groups.NO_OPERATIONS
+        assert stable.authorized_operations == membership.NO_OPERATIONS
 
     play(story)
 
@@ -738,7 +738,7 @@ def test_what_a_client_may_do_to_a_group_is_told_if_it_asks(play: Play) -> None:
         some, none = await describe(client, GROUP, OTHER_GROUP, **asking)
         assert some.authorized_operations == 1 << 3 | 1 << 8
         assert none.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
-        assert none.authorized_operations == groups.NO_OPERATIONS
+        assert none.authorized_operations == membership.NO_OPERATIONS
         (older,) = await describe(client, OTHER_GROUP, version=5)
         assert (older.error_code, older.group_state) == (ErrorCode.GROUP_AUTHORIZATION_FAILED, "")
 
@@ -855,7 +855,7 @@ def test_a_group_that_a_lost_call_deleted_is_deleted(play: Play) -> None:
 
 def test_a_request_names_so_many_groups(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(world: GroupCluster) -> None:
-        monkeypatch.setattr(groups, "GROUPS_PER_REQUEST_MAX", 2)
+        monkeypatch.setattr(membership, "GROUPS_PER_REQUEST_MAX", 2)
         client = world.client()
         assert await delete(client, "a", "b", "c") == {
             "a": ErrorCode.GROUP_ID_NOT_FOUND,
@@ -877,7 +877,7 @@ def test_a_few_groups_are_asked_about_at_a_time(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(world: GroupCluster) -> None:
-        monkeypatch.setattr(groups, "GROUPS_AT_ONCE_MAX", 2)
+        monkeypatch.setattr(membership, "GROUPS_AT_ONCE_MAX", 2)
         client = world.client()
         await describe(client, "a")
         held = world.holding["delete_group"] = asyncio.Event()

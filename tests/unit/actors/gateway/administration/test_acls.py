@@ -10,7 +10,7 @@ import kafka_admin
 import pytest
 from kafka_admin import AdminCluster, Story
 
-from oncelog.actors.gateway.acls import (
+from oncelog.actors.gateway.administration.acls import (
     ALLOW,
     ANY,
     DENY,

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from oncelog.actors.config import TopicConfig
-from oncelog.actors.gateway.calls import Call
-from oncelog.actors.gateway.cluster_admin import (
+from oncelog.actors.gateway.administration.brokers import (
     CHANGES_AT_ONCE_MAX,
     PARTITIONS_AT_ONCE_MAX,
     Handler,
@@ -30,7 +29,7 @@ from oncelog.actors.gateway.cluster_admin import (
     text_of,
     throttle_of,
 )
-from oncelog.actors.gateway.configs import (
+from oncelog.actors.gateway.administration.configs import (
     default_partitions,
     in_kafkas_words,
     is_usable,
@@ -38,6 +37,7 @@ from oncelog.actors.gateway.configs import (
     replication_factor_of,
     topic_entries,
 )
+from oncelog.actors.gateway.calls import Call
 from oncelog.actors.gateway.errors import of_leader
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.create_partitions import (

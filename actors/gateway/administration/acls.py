@@ -18,8 +18,7 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from oncelog.actors.gateway.calls import Call
-from oncelog.actors.gateway.cluster_admin import (
+from oncelog.actors.gateway.administration.brokers import (
     Handler,
     ask_controller,
     deadline_of,
@@ -27,6 +26,7 @@ from oncelog.actors.gateway.cluster_admin import (
     text_of,
     throttle_of,
 )
+from oncelog.actors.gateway.calls import Call
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.create_acls import (
     AclCreation,

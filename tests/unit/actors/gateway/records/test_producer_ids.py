@@ -16,7 +16,7 @@ from oncelog.actors.gateway.messages.init_producer_id import (
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
-from oncelog.actors.gateway.producer_ids import FIRST_KAFKA_ID
+from oncelog.actors.gateway.records.producer_ids import FIRST_KAFKA_ID
 from oncelog.actors.protocol.messages import transaction
 from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
 from oncelog.actors.protocol.messages.cluster import AllocateProducerIdsRequest

@@ -12,14 +12,14 @@ from leader_harness import LeaderHarness
 from topics import topic_of
 from virtual_time import give_turns, run_virtually
 
-from oncelog.actors.gateway import produce as gateway_produce
-from oncelog.actors.gateway import producer_ids
-from oncelog.actors.gateway.enrolments import TOO_OLD, refusal_text
 from oncelog.actors.gateway.errors import UnansweredError
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.produce import PartitionProduceData, TopicProduceData
 from oncelog.actors.gateway.messages.produce import ProduceRequest as KafkaProduceRequest
-from oncelog.actors.gateway.producer_ids import FIRST_KAFKA_ID
+from oncelog.actors.gateway.records import produce as gateway_produce
+from oncelog.actors.gateway.records import producer_ids
+from oncelog.actors.gateway.records.producer_ids import FIRST_KAFKA_ID
+from oncelog.actors.gateway.transactions.enrolments import TOO_OLD, refusal_text
 from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
 from oncelog.actors.protocol.messages.cluster import ClusterKeysRequest, LearnKeysRequest
 from oncelog.actors.protocol.messages.partition import (

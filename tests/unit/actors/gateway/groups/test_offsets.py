@@ -12,7 +12,7 @@ import pytest
 from deadlines import until
 from kafka_groups import GROUP, OTHER_GROUP, GroupCluster, KafkaClient
 
-from oncelog.actors.gateway import groups, offsets
+from oncelog.actors.gateway.groups import membership, offsets
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.join_group import JoinGroupRequestProtocol
 from oncelog.actors.gateway.messages.offset_commit import (
@@ -578,6 +578,6 @@ def test_a_deletion_waits_for_the_commits_before(play: Play) -> None:
         assert (await deleting).topics[0].partitions[0].error_code == ErrorCode.NONE
         await deleting_all
         assert await found(client) == (-1, ErrorCode.NONE)
-        assert client.connection.remembered[groups.__name__].turns == {}
+        assert client.connection.remembered[membership.__name__].turns == {}
 
     play(story)

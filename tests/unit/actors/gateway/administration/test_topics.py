@@ -13,11 +13,12 @@ import pytest
 from kafka_admin import AdminCluster, Story
 
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS
-from oncelog.actors.gateway.cluster_admin import (
+from oncelog.actors.gateway.administration.brokers import (
     ANSWER_TIMEOUT_MS,
     CHANGES_AT_ONCE_MAX,
     PARTITIONS_AT_ONCE_MAX,
 )
+from oncelog.actors.gateway.administration.topics import LED_WAIT_MAX_MS
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.create_partitions import (
     CreatePartitionsAssignment,
@@ -42,7 +43,6 @@ from oncelog.actors.gateway.messages.delete_topics import (
     DeleteTopicState,
 )
 from oncelog.actors.gateway.messages.primitives import NO_UUID
-from oncelog.actors.gateway.topics import LED_WAIT_MAX_MS
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.access import Acl, Operation, Resource

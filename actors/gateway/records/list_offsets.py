@@ -28,7 +28,7 @@ from oncelog.storage.model import (
 )
 
 if TYPE_CHECKING:
-    from oncelog.actors.gateway.records import Found, Leaders
+    from oncelog.actors.gateway.records.handlers import Found, Leaders
 
 LEADER_NOT_AVAILABLE: Final = 5
 UNSUPPORTED_VERSION: Final = 35

@@ -14,7 +14,6 @@ from virtual_time import give_turns
 
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.gateway.calls import Call, Client, Cluster
-from oncelog.actors.gateway.enrolments import TOO_OLD, Enrolments
 from oncelog.actors.gateway.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from oncelog.actors.gateway.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -35,8 +34,9 @@ from oncelog.actors.gateway.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from oncelog.actors.gateway.records import RecordHandlers
-from oncelog.actors.gateway.transactions import (
+from oncelog.actors.gateway.records.handlers import RecordHandlers
+from oncelog.actors.gateway.transactions.enrolments import TOO_OLD, Enrolments
+from oncelog.actors.gateway.transactions.requests import (
     SEQUENCE_WITHIN_MS,
     Transactions,
     is_of_version_2,

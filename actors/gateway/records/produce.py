@@ -35,12 +35,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import UNSET
 
 from oncelog.actors.gateway.calls import Call, Client
-from oncelog.actors.gateway.enrolments import (
-    PRODUCE_VERSION_MIN,
-    TOO_OLD,
-    Enrolments,
-    refusal_text,
-)
 from oncelog.actors.gateway.errors import UnansweredError, of_leader
 from oncelog.actors.gateway.messages.primitives import NO_UUID
 from oncelog.actors.gateway.messages.produce import (
@@ -51,7 +45,13 @@ from oncelog.actors.gateway.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
-from oncelog.actors.gateway.producer_ids import FIRST_KAFKA_ID, PlainTickets
+from oncelog.actors.gateway.records.producer_ids import FIRST_KAFKA_ID, PlainTickets
+from oncelog.actors.gateway.transactions.enrolments import (
+    PRODUCE_VERSION_MIN,
+    TOO_OLD,
+    Enrolments,
+    refusal_text,
+)
 from oncelog.actors.protocol.messages import partition as leader_messages
 from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProduceReply
 from oncelog.storage.errors import ErrorCode
@@ -77,7 +77,7 @@ from oncelog.storage.records.layout import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from oncelog.actors.gateway.records import Found, Leaders, Place
+    from oncelog.actors.gateway.records.handlers import Found, Leaders, Place
     from oncelog.storage.records.batch import Buffer
 
 ACKS: Final = (-1, 0, 1)

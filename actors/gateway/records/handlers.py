@@ -16,12 +16,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS
 from oncelog.actors.gateway.calls import CALL_TIMEOUT_MS, Call, Cluster
-from oncelog.actors.gateway.enrolments import Enrolments
-from oncelog.actors.gateway.fetch import Fetches
-from oncelog.actors.gateway.list_offsets import OffsetLists
 from oncelog.actors.gateway.messages.apis import ApiKey
-from oncelog.actors.gateway.produce import Produces
-from oncelog.actors.gateway.producer_ids import Handler, PlainTickets, ProducerIds
+from oncelog.actors.gateway.records.fetch import Fetches
+from oncelog.actors.gateway.records.list_offsets import OffsetLists
+from oncelog.actors.gateway.records.produce import Produces
+from oncelog.actors.gateway.records.producer_ids import Handler, PlainTickets, ProducerIds
+from oncelog.actors.gateway.transactions.enrolments import Enrolments
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, follower_address, leader_address
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms

@@ -1,0 +1,1 @@
+"""What administrators of Kafka ask: topics, configurations, ACLs, brokers."""

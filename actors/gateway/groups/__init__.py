@@ -1,0 +1,1 @@
+"""Consumer groups of Kafka's clients, and their positions."""
