@@ -28,7 +28,7 @@ import confluent_kafka
 import kafka
 import psutil
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from deadlines import DEADLINE_S, to_its_end, wait_for
 
 from oncelog.api.cli import cluster as cli_cluster
@@ -94,6 +94,25 @@ class KafkaCluster:
         admin = self.admin()  # Once it is not referred to it gives up.
         (created,) = admin.create_topics([NewTopic(name, partitions)]).values()
         created.result(timeout=DEADLINE_S)
+
+    def wait_until_decided(self, topic: str) -> None:
+        """Until no transaction of it is undecided: a commit is answered before readers see it."""
+        admin = self.admin()
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": self.bootstrap, "group.id": "-"})
+        try:
+            latest = {one: OffsetSpec.latest() for one in partitions_of(consumer, topic)}
+        finally:
+            consumer.close()
+
+        def ends(isolation: confluent_kafka.IsolationLevel) -> list[int]:
+            found = admin.list_offsets(latest, isolation_level=isolation)
+            return [found[one].result(DEADLINE_S).offset for one in latest]
+
+        def is_decided() -> bool:
+            committed = ends(confluent_kafka.IsolationLevel.READ_COMMITTED)
+            return committed == ends(confluent_kafka.IsolationLevel.READ_UNCOMMITTED)
+
+        wait_for(is_decided, f"the end of all transactions of {topic}")
 
     def gateway(self) -> int:
         """The process id of whoever listens at the port; 0 if nobody does."""

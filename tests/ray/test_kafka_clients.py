@@ -363,6 +363,7 @@ def test_a_java_producers_transactions_are_read_as_committed(
         *("--transactional-id", f"perf-{topic}", "--transaction-duration-ms", "100"),
     )
     assert f"{count} records sent" in printed
+    served.wait_until_decided(topic)
     assert len(read_to_end(served.bootstrap, topic, COMMITTED)) == count
 
 
@@ -396,6 +397,7 @@ def test_a_java_copier_killed_in_mid_transaction_copies_each_record_once(
         again.finish()
     finally:
         again.close()
+    served.wait_until_decided(sink)
     assert read_to_end(served.bootstrap, sink, COMMITTED) == values
     assert len(read_to_end(served.bootstrap, sink, UNCOMMITTED)) > len(values), "one was aborted"
 
