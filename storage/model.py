@@ -102,6 +102,21 @@ class AbortedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     first_offset: int
 
 
+class FilePart(msgspec.Struct, frozen=True, kw_only=True):
+    """Where batches lie on this machine, for a process that reads them by itself.
+
+    ``device`` and ``inode`` tell the file from another one of its path. ``next_offset`` is the
+    offset after the last batch (exclusive).
+    """
+
+    path: str
+    device: int
+    inode: int
+    position: int
+    size_bytes: int
+    next_offset: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSnapshotEntry:
     """What a log remembers of one producer at one offset.

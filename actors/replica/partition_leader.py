@@ -47,6 +47,7 @@ from oncelog.storage.log.partition import LogSlice
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
     EARLIEST_TIMESTAMP,
+    INT64_MAX,
     INTERNAL_TOPICS,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
@@ -59,6 +60,9 @@ from oncelog.storage.model import (
 )
 from oncelog.storage.records.batch import BatchHeader, parse_header, stamp_log_append_time
 from oncelog.storage.records.client_batch import check_client_batch
+
+FILE_PART_MIN_BYTES: Final = 65_536
+"""So many records and more are left in their file for who reads it; fewer are sooner sent."""
 
 ACKS: Final = (-1, 0, 1)
 TO_HIGH_WATERMARK: Final = -1
@@ -228,7 +232,7 @@ class PartitionLeader:
                 return request.failed(ErrorCode.CORRUPT_MESSAGE, str(damage))
             except OSError as refusal:
                 return request.failed(ErrorCode.KAFKA_STORAGE_ERROR, str(refusal))
-            if len(found.records) >= request.min_bytes or remaining_ms <= 0:
+            if found.size_bytes >= request.min_bytes or remaining_ms <= 0:
                 return self._fetched(request, found)
             await replica.progress(remaining_ms)
 
@@ -263,23 +267,31 @@ class PartitionLeader:
             max_bytes=min(request.max_bytes, MESSAGE_LIMIT_BYTES),
             upper_offset=bound,
             is_checked=request.is_checked,
+            part_min_bytes=(
+                FILE_PART_MIN_BYTES
+                if request.reads_files_of == self.replica.broker_id
+                else INT64_MAX
+            ),
         )
 
     def _fetched(self, request: FetchRequest, found: LogSlice) -> FetchReply:
         counters = self.replica.counters
-        counters.fetched_bytes += len(found.records)
+        counters.fetched_bytes += found.size_bytes
         counters.fetched_records += found.next_offset - request.fetch_offset
         counters.follower_fetches += self.replica.is_following
         aborted: tuple[AbortedTransaction, ...] | None = None
         if request.isolation_level is IsolationLevel.READ_COMMITTED:
             aborted = ()
-            if found.records:
+            if found.size_bytes:
                 aborted = self.replica.log.aborted_transactions(
                     request.fetch_offset, found.next_offset
                 )
-        return structs.replace(
+        reply = structs.replace(
             self._bounds(ErrorCode.NONE), aborted_transactions=aborted, records=found.records
         )
+        if found.file_part is not None:
+            reply = structs.replace(reply, file_part=found.file_part, told_ms=loop_ms())
+        return reply
 
     def _bounds(self, error: ErrorCode) -> FetchReply:
         machine = self.replica.machine

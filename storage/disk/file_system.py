@@ -24,6 +24,9 @@ DIRECTORY_MODE: Final = 0o700
 TEMPORARY_SUFFIX: Final = ".tmp"
 """Suffix of a file that ``write_atomically`` has not finished; worthless after a crash."""
 
+CAN_READ_CACHED: Final = hasattr(os, "RWF_NOWAIT")
+"""Whether ``read_cached`` can ever have something; the rest is up to the file system."""
+
 # fdatasync does not exist on macOS, where fsync is the closest there is.
 _datasync = getattr(os, "fdatasync", os.fsync)
 
@@ -39,6 +42,26 @@ def disk_space(path: Path) -> DiskSpace:
     """The disk that holds ``path``. Raises OSError."""
     status = os.statvfs(path)
     return DiskSpace(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
+
+
+def read_cached(path: str, identity: tuple[int, int], position: int, size: int) -> bytearray | None:
+    """``size`` bytes from ``position`` of a file, if all are in memory; else ``None``.
+
+    No disk is waited for. ``None`` also if the file is shorter, or another one than ``identity``
+    says (``FileHandle.identity``). Raises OSError: no such file, or its file system cannot tell.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) != identity or status.st_size < position + size:
+            return None
+        data = bytearray(size)
+        count = os.preadv(descriptor, (data,), position, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return None
+    finally:
+        os.close(descriptor)
+    return data if count == size else None
 
 
 class DirectoryLockedError(BlockingIOError):
@@ -67,6 +90,10 @@ class FileHandle(Protocol):
 
     def read(self, position: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``position``; fewer only at the end of the file."""
+        ...
+
+    def identity(self) -> tuple[int, int]:
+        """Device and inode, which no other file has as long as this one is open."""
         ...
 
     def write_at(self, position: int, data: Buffer) -> None:
@@ -189,6 +216,11 @@ class RealFileHandle:
                 break
             data += more
         return data
+
+    def identity(self) -> tuple[int, int]:
+        """Device and inode, which no other file has as long as this one is open."""
+        status = os.fstat(self._descriptor)
+        return status.st_dev, status.st_ino
 
     def write_at(self, position: int, data: Buffer) -> None:
         """Overwrite in place."""

@@ -14,7 +14,13 @@ from oncelog.storage.disk.disk_errors import is_unreadable
 from oncelog.storage.exceptions import CorruptDataError, CorruptRecordError
 from oncelog.storage.log.loader import LoadedLog
 from oncelog.storage.log.side_files import LeaderEpochFile
-from oncelog.storage.model import NO_TIMESTAMP, AbortedTransaction, ProducerSnapshotEntry
+from oncelog.storage.model import (
+    INT64_MAX,
+    NO_TIMESTAMP,
+    AbortedTransaction,
+    FilePart,
+    ProducerSnapshotEntry,
+)
 from oncelog.storage.records.batch import BatchHeader, claimed_bytes, iterate_batches, parse_header
 from oncelog.storage.records.codec import decode_records
 from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_AT, LENGTH_END
@@ -58,16 +64,23 @@ class ReadableLog:
         return self.fetch(offset, max_bytes=max_bytes, upper_offset=upper_offset).records
 
     def fetch(
-        self, offset: int, *, max_bytes: int, upper_offset: int, is_checked: bool = False
+        self,
+        offset: int,
+        *,
+        max_bytes: int,
+        upper_offset: int,
+        is_checked: bool = False,
+        part_min_bytes: int = INT64_MAX,
     ) -> LogSlice:
         """Whole batches from the one that holds ``offset``, all below ``upper_offset``.
 
         ``upper_offset`` is exclusive; a batch that straddles it is left out. Returns as many
         batches as fit into ``max_bytes``, at least one if there is any; if none: empty, with
         ``offset``. A read ends with its segment, unless that has nothing left to read.
-        ``is_checked``: verify the CRC even of what this process wrote. ValueError for an offset
-        outside [log start, log end]; CorruptRecordError if the batch at ``offset`` is damaged;
-        sound batches before damage are returned first. OSError if no part of a file can be read.
+        ``is_checked``: verify the CRC even of what this process wrote. Of ``part_min_bytes`` or
+        more it is only told where they are. ValueError for an offset outside [log start, log end];
+        CorruptRecordError if the batch at ``offset`` is damaged; sound batches before damage are
+        returned first. OSError if no part of a file can be read.
         """
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise ValueError(
@@ -78,7 +91,11 @@ class ReadableLog:
                 break
             try:
                 records, next_offset = segment.read(
-                    offset, max_bytes=max_bytes, upper_offset=upper_offset, is_checked=is_checked
+                    offset,
+                    max_bytes=max_bytes,
+                    upper_offset=upper_offset,
+                    is_checked=is_checked,
+                    part_min_bytes=part_min_bytes,
                 )
             except (CorruptDataError, OSError) as error:
                 if isinstance(error, OSError) and not is_unreadable(error):
@@ -86,6 +103,8 @@ class ReadableLog:
                 records, next_offset = read_sound(
                     segment, offset, max_bytes=max_bytes, upper_offset=upper_offset
                 )
+            if isinstance(records, FilePart):
+                return LogSlice(records=b"", next_offset=next_offset, file_part=records)
             if records:
                 return LogSlice(records=records, next_offset=next_offset)
         return LogSlice(records=b"", next_offset=offset)

@@ -18,8 +18,8 @@ from oncelog.storage.disk.file_system import FileHandle
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import DUPLICATE_WINDOW_BATCHES, NO_LEADER_EPOCH
 from oncelog.storage.records import compiled
-from oncelog.storage.records.batch import BatchHeader, claimed_bytes, parse_header
-from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_END, PLACE
+from oncelog.storage.records.batch import BatchHeader, Buffer, claimed_bytes, parse_header
+from oncelog.storage.records.layout import HEADER_BYTES, LENGTH_END, MAGIC, MAGIC_AT, PLACE
 from oncelog.storage.segments.indexes import RELATIVE_OFFSET_MAX
 from oncelog.storage.segments.inspection import TailDefect, inspect_batch
 from oncelog.storage.segments.leader_epochs import OFFSET_MAX, LeaderEpochPairs, packed_epochs
@@ -119,6 +119,15 @@ def begins_with_batch(head: bytes, last_offset: int) -> bool:
         return False
     base_offset, _, delta, _ = PLACE.unpack_from(head)
     return bool(base_offset + delta == last_offset)
+
+
+def holds_from(data: Buffer, offset: int, next_offset: int) -> bool:
+    """Whether ``data`` begins with a batch that can be the first of [``offset``, next_offset)."""
+    if len(data) < HEADER_BYTES:
+        return False
+    base_offset, length, delta, _ = PLACE.unpack_from(data)
+    is_batch = data[MAGIC_AT] == MAGIC and length + LENGTH_END >= HEADER_BYTES and delta >= 0
+    return bool(is_batch and 0 <= base_offset < next_offset and base_offset + delta >= offset)
 
 
 def check_batches(

@@ -12,7 +12,7 @@ from typing import Final
 from oncelog.storage.disk.file_system import FileSystem
 from oncelog.storage.disk.sync_point import SyncLedger
 from oncelog.storage.log_settings import SegmentFacts
-from oncelog.storage.model import NO_TIMESTAMP
+from oncelog.storage.model import NO_TIMESTAMP, FilePart
 from oncelog.storage.segments.leader_epochs import LeaderEpochPairs
 from oncelog.storage.segments.segment import Segment
 
@@ -22,10 +22,19 @@ _INDEX_BYTES_MAX: Final = 67_108_864
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSlice:
-    """Whole batches as they are on disk, and the offset after the last of them (exclusive)."""
+    """Whole batches as they are on disk, and the offset after the last of them (exclusive).
+
+    If ``file_part`` is set it says where they are, and ``records`` is empty.
+    """
 
     records: bytes
     next_offset: int
+    file_part: FilePart | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the batches."""
+        return len(self.records) if self.file_part is None else self.file_part.size_bytes
 
 
 class SegmentList:

@@ -22,7 +22,7 @@ from crc32c import crc32c
 from oncelog.storage.disk.disk_errors import is_unreadable, read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import INT64_MAX, NO_OFFSET, NO_TIMESTAMP
+from oncelog.storage.model import INT64_MAX, NO_OFFSET, NO_TIMESTAMP, FilePart
 from oncelog.storage.records.batch import PLACEMENT_BYTES, BatchHeader, Buffer
 from oncelog.storage.records.layout import LENGTH_AT
 from oncelog.storage.segments.aborted_index import TxnIndex
@@ -363,13 +363,20 @@ class Segment:
     # Reading
 
     def read(
-        self, offset: int, *, max_bytes: int, upper_offset: int, is_checked: bool = False
-    ) -> tuple[bytes, int]:
+        self,
+        offset: int,
+        *,
+        max_bytes: int,
+        upper_offset: int,
+        is_checked: bool = False,
+        part_min_bytes: int = INT64_MAX,
+    ) -> tuple[bytes | FilePart, int]:
         """Whole batches from the one that holds ``offset``, and the offset after them.
 
         Only batches that end below ``upper_offset`` (exclusive): as many as fit into ``max_bytes``,
         at least one if there is any. If none: ``(b"", offset)``. ``is_checked``: verify CRCs also
-        of what this process wrote. CorruptDataError for any damage, even after sound batches.
+        of what this process wrote. Of ``part_min_bytes`` or more it is only told where they are.
+        CorruptDataError for any damage, even after sound batches.
         """
         start = self._find_start(offset)
         if start is None:
@@ -381,12 +388,27 @@ class Segment:
             if upper_offset >= self.next_offset:
                 self._refuse(start, TailDefect.WRONG_OFFSET.value)
             return b"", offset
+        is_part = end - start >= part_min_bytes
+        is_checked |= start < self._own_from
+        if is_part and not is_checked:
+            return self._part(start, end, next_offset), next_offset
         data = self.log.read(start, end - start)
         if len(data) < end - start:
             self._refuse(start + len(data), "the file has become shorter")
-        if is_checked or start < self._own_from:
+        if is_checked:
             self._check_run(data, start, offset)
-        return data, next_offset
+        return self._part(start, end, next_offset) if is_part else data, next_offset
+
+    def _part(self, start: int, end: int, next_offset: int) -> FilePart:
+        device, inode = self.log.identity()
+        return FilePart(
+            path=str(self.log_path),
+            device=device,
+            inode=inode,
+            position=start,
+            size_bytes=end - start,
+            next_offset=next_offset,
+        )
 
     def _check_run(self, data: bytes, start: int, offset: int) -> None:
         """Reject damage: check CRCs, and offsets against the batch that follows."""

@@ -94,6 +94,10 @@ class CrashHandle:
         self._disk.refuse_read(self.path, position, position + size)
         return bytes(self.file.content[position : position + size])
 
+    def identity(self) -> tuple[int, int]:
+        """Which no other file has."""
+        return 0, id(self.file)
+
     def write_at(self, position: int, data: Buffer) -> None:
         """Overwrite in place."""
         self._write("write_at", position, bytes(data))

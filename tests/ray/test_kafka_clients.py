@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from deadlines import DEADLINE_S, wait_for
 
@@ -310,6 +311,31 @@ def test_each_client_reads_in_a_group_what_all_others_have_written(
     for isolation, expected in ((COMMITTED, sorted(committed)), (UNCOMMITTED, everything)):
         found = read_with_oncelog(own, topic, 1, isolation)
         assert sorted(one.value for one in found) == expected
+
+
+# --- many records ---------------------------------------------------------------------------------
+
+
+def written_by_leaders(served: KafkaCluster) -> int:
+    """Bytes that the processes with partitions have written so far, to files and connections."""
+    of_ray = psutil.Process(served.gateway()).parent().children()
+    holders = [
+        one
+        for one in of_ray
+        if any(name in "".join(one.cmdline()) for name in ("HostProcess", "PartitionProcess"))
+    ]
+    assert holders
+    return sum(one.io_counters().write_chars for one in holders)
+
+
+def test_many_records_go_from_their_file_to_the_gateway_and_not_through_their_leader(
+    served: KafkaCluster, topic: str
+) -> None:
+    values = [b"%01000d" % number for number in range(8_000)]
+    write_with_librdkafka(served.bootstrap, topic, values)
+    began = written_by_leaders(served)
+    assert read_to_end(served.bootstrap, topic) == values
+    assert written_by_leaders(served) - began < sum(map(len, values)) / 4
 
 
 # --- a killed gateway -----------------------------------------------------------------------------

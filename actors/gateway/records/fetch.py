@@ -27,7 +27,9 @@ here, but never later than ``max_wait_ms``.
 There are no fetch sessions: a client that asks for one hears session 0, and names all partitions
 each time. All of them are in the answer, as clients insist.
 
-Bytes are never copied: the records of an answer are those of the leader's reply.
+Bytes are never copied: the records of an answer are those of the leader's reply. A leader of this
+broker does not send many records: it says in which file they are, and they are read here. That
+waits for no disk: what is not in memory the leader is asked for again, and then sends.
 
 One file: the states of a poll, and the requests that wait for them.
 """
@@ -35,6 +37,7 @@ One file: the states of a poll, and the requests that wait for them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -56,11 +59,15 @@ from oncelog.actors.process.background import resolve_future
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages import partition as leader_messages
 from oncelog.actors.protocol.messages.partition import NO_BROKER, FetchReply
+from oncelog.storage.disk.file_system import CAN_READ_CACHED, read_cached
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import NO_OFFSET, IsolationLevel, TopicPartition
+from oncelog.storage.model import NO_OFFSET, FilePart, IsolationLevel, TopicPartition
+from oncelog.storage.segments.frames import holds_from
 
 if TYPE_CHECKING:
     from oncelog.actors.gateway.records.handlers import Found, Leaders, Place
+
+_logger = logging.getLogger(__name__)
 
 ANSWER_MAX_BYTES: Final = 57_671_680
 """Records of one answer, but for a first batch that is larger. Kafka's ``fetch.max.bytes``."""
@@ -103,6 +110,15 @@ NAMED_AGAIN_MS: Final = 60_000
 
 FOLLOWER_AGAIN_MS: Final = 10_000
 """How long the leader is asked in place of a follower that refused."""
+
+FILE_PART_MAX_MS: Final = 500
+"""How long a leader's word holds in which file records are: a later file may take its place."""
+
+FILES_AGAIN_MS: Final = 100
+"""How long a leader sends its records after some of them could not be read here.
+
+Most of what is on the disk only costs no second question then.
+"""
 
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 INVALID_FETCH_SESSION_EPOCH: Final = 71
@@ -305,6 +321,8 @@ class Fetches:
         """Polls that wait, by the actor that holds the replica."""
         self._refused_until_ms: dict[TopicPartition, int] = {}
         """Until when not to ask this broker's follower."""
+        self._unread_until_ms: dict[TopicPartition, int] = {}
+        """Until when leaders send records, since they could not be read here."""
         self._kept: dict[_Poll, int] = {}
         """Polls with records that no request waits for, and until when; the oldest come first."""
         self._kept_bytes = 0
@@ -500,6 +518,7 @@ class Fetches:
             topic_id=key.topic_id if waiting.call.version >= _TOPIC_ID_VERSION else "",
             client_rack=key.rack,
             from_follower=key.follower is not None,
+            reads_files_of=self._reads_files_of(poll.tp, now_ms),
         )
         poll.is_asked = True
         poll.waits_ms = waits_ms
@@ -513,6 +532,10 @@ class Fetches:
         """Ask for a poll, and give back its place at the actor."""
         try:
             reply = await self._reply(call, poll, asked)
+            part = reply.file_part
+            if isinstance(part, FilePart):
+                read = _read(reply, part, asked.fetch_offset)
+                reply = read or await self._unread(call, poll, asked)
         finally:
             self._waiting[holder] -= asked.max_wait_ms > 0
             if not self._waiting[holder]:
@@ -529,11 +552,27 @@ class Fetches:
             reply = await call.ask(follower, asked, timeout_ms=timeout_ms)
             if reply.error in (ErrorCode.NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED):
                 return reply
-            if len(self._refused_until_ms) >= PARTITIONS_MAX:
-                self._refused_until_ms.clear()
-            self._refused_until_ms[poll.tp] = loop_ms() + FOLLOWER_AGAIN_MS
+            self._remember(self._refused_until_ms, poll.tp, FOLLOWER_AGAIN_MS)
             asked = structs.replace(asked, from_follower=False)
         return await self._leaders.ask(call, poll.place, asked, timeout_ms=timeout_ms)
+
+    @staticmethod
+    def _remember(until_ms: dict[TopicPartition, int], tp: TopicPartition, for_ms: int) -> None:
+        if len(until_ms) >= PARTITIONS_MAX:
+            until_ms.clear()
+        until_ms[tp] = loop_ms() + for_ms
+
+    def _reads_files_of(self, tp: TopicPartition, now_ms: int) -> int:
+        """This broker, unless records of the partition could not be read a moment ago."""
+        is_read = CAN_READ_CACHED and self._unread_until_ms.get(tp, now_ms) <= now_ms
+        return self._broker_id if is_read else NO_BROKER
+
+    async def _unread(
+        self, call: Call, poll: _Poll, asked: leader_messages.FetchRequest
+    ) -> FetchReply:
+        """The reply with the records, which cannot be read here."""
+        self._remember(self._unread_until_ms, poll.tp, FILES_AGAIN_MS)
+        return await self._reply(call, poll, structs.replace(asked, reads_files_of=NO_BROKER))
 
     def _replied(self, poll: _Poll, reply: FetchReply) -> None:
         """A leader has answered."""
@@ -718,6 +757,23 @@ def _data(poll: _Poll, reply: FetchReply | None) -> PartitionData:
         reply.preferred_read_replica,
         reply.records,
     )
+
+
+def _read(reply: FetchReply, part: FilePart, offset: int) -> FetchReply | None:
+    """The reply with the records that its leader has left in their file; ``None``: not to be had.
+
+    The file may have been replaced since, or its log cut: what is read must fit to what was asked.
+    """
+    identity, told_ms = (part.device, part.inode), reply.told_ms
+    try:
+        records = read_cached(part.path, identity, part.position, part.size_bytes)
+    except OSError as error:
+        _logger.debug("%s is not read here: %s", part.path, error)
+        return None
+    is_new = told_ms is not UNSET and abs(loop_ms() - told_ms) <= FILE_PART_MAX_MS
+    if records is None or not is_new or not holds_from(records, offset, part.next_offset):
+        return None
+    return structs.replace(reply, records=records, file_part=UNSET, told_ms=UNSET)
 
 
 def _code(error: ErrorCode) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.storage.errors import ErrorCode
@@ -13,6 +14,7 @@ from oncelog.storage.model import (
     NO_OFFSET,
     NO_TIMESTAMP,
     AbortedTransaction,
+    FilePart,
     IsolationLevel,
     TopicPartition,
 )
@@ -73,6 +75,9 @@ class FetchReply(Reply, frozen=True, kw_only=True):
     read; -1 if the leader cannot tell. The bounds are those that the replica knows: a follower's
     are a little behind. ``preferred_read_replica`` is the broker id of a follower in the consumer's
     rack: fetch there; -1 for none. Such a reply has no records.
+
+    Instead of records a reply may have ``file_part``, for a caller that reads files: where they
+    are, as of ``told_ms`` of the machine's monotonic clock. Both are ``UNSET`` in most replies.
     """
 
     high_watermark: int = NO_OFFSET
@@ -81,6 +86,8 @@ class FetchReply(Reply, frozen=True, kw_only=True):
     aborted_transactions: tuple[AbortedTransaction, ...] | None = None
     resume_offset: int = NO_OFFSET
     preferred_read_replica: int = NO_BROKER
+    file_part: FilePart | UnsetType = UNSET
+    told_ms: int | UnsetType = UNSET
     records: Batch = b""
 
 
@@ -95,6 +102,9 @@ class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     A consumer tells the leader its ``client_rack``, "" if it wants no other replica (KIP-392). The
     leader may name a follower there, and that one is asked with ``from_follower`` and the leader
     epoch that the consumer knows. A follower answers no other fetch.
+
+    Who can read the files of a broker, a gateway, names it as ``reads_files_of``, -1 for none. Its
+    replicas then only tell where many records are.
     """
 
     method = "fetch"
@@ -111,6 +121,7 @@ class FetchRequest(Request[FetchReply], frozen=True, kw_only=True):
     topic_id: str = ""
     client_rack: str = ""
     from_follower: bool = False
+    reads_files_of: int = NO_BROKER
 
 
 class SharedFetch(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ class FailingHandle:
         self._filesystem = filesystem
         self._name = name
         self.read = inner.read
+        self.identity = inner.identity
         self.close = inner.close
 
     @property

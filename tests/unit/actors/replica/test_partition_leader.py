@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deadlines import DEADLINE_S
+from msgspec import UNSET, structs
 from virtual_time import give_turns
 
 from oncelog.actors.config import ClusterConfig
@@ -22,7 +24,7 @@ from oncelog.actors.protocol.messages.partition import (
 )
 from oncelog.actors.replica import partition_leader
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TopicPartition
+from oncelog.storage.model import FilePart, TopicPartition
 from oncelog.storage.records.codec import decode_records
 
 Play = Callable[[Any], None]
@@ -560,3 +562,38 @@ def test_a_recreated_topic_starts_empty_and_keeps_what_it_gets(
             await harness.replica.stop()
 
     asyncio.run(body())
+
+
+def content_of(part: FilePart) -> bytes:
+    return Path(part.path).read_bytes()[part.position :][: part.size_bytes]
+
+
+def test_who_reads_this_brokers_files_is_told_where_many_records_are(play: Play) -> None:
+    async def scenario(h: Any) -> None:
+        for value in (b"a", b"b" * partition_leader.FILE_PART_MIN_BYTES, b"c"):
+            await h.produce(h.batch(value))
+        asked = {"reads_files_of": h.replica.broker_id, "min_bytes": 100, "max_wait_ms": 60_000}
+        sent = await h.leader.fetch(h.fetch_request(0))
+        told = await h.leader.fetch(h.fetch_request(0, **asked))
+        part = told.file_part
+        assert content_of(part) == sent.records
+        assert (part.next_offset, len(told.records)) == (3, 0)
+        assert told == structs.replace(sent, records=b"", file_part=part, told_ms=told.told_ms)
+        counters = h.replica.counters
+        assert (counters.fetched_bytes, counters.fetched_records) == (2 * part.size_bytes, 6)
+
+    play(scenario)
+
+
+def test_few_records_are_sent_and_so_are_those_for_another_broker(play: Play) -> None:
+    async def scenario(h: Any) -> None:
+        await h.produce(h.batch(b"a"))
+        broker_id = h.replica.broker_id
+        few = await h.leader.fetch(h.fetch_request(0, reads_files_of=broker_id))
+        assert values_of(few.records) == [b"a"]
+        await h.produce(h.batch(b"b" * partition_leader.FILE_PART_MIN_BYTES))
+        other = await h.leader.fetch(h.fetch_request(0, reads_files_of=broker_id + 1))
+        assert [few.file_part, other.file_part] == [UNSET, UNSET]
+        assert len(values_of(other.records)) == 2
+
+    play(scenario)

@@ -13,6 +13,7 @@ from oncelog.storage.disk.file_system import (
     DirectoryLockedError,
     ReadOnlyFileSystem,
     RealFileSystem,
+    read_cached,
 )
 
 
@@ -274,3 +275,25 @@ def test_a_read_only_file_system_changes_nothing(tmp_path):
     handle.close()
     assert [each.name for each in tmp_path.iterdir()] == ["f"]
     assert path.read_bytes() == b"abc"
+
+
+def test_what_is_in_memory_is_read_and_nothing_of_another_file(file, tmp_path, cached_reads):
+    path = str(tmp_path / "file")
+    file.append((b"abcdef",))
+    assert read_cached(path, file.identity(), 1, 3) == b"bcd"
+    assert read_cached(path, file.identity(), 4, 3) is None
+    os.rename(path, tmp_path / "old")
+    with pytest.raises(FileNotFoundError):
+        read_cached(path, file.identity(), 1, 3)
+    (tmp_path / "file").write_bytes(b"abcdef")
+    assert read_cached(path, file.identity(), 1, 3) is None
+
+
+def test_what_is_on_the_disk_only_is_not_waited_for(file, tmp_path, cached_reads):
+    size = 1 << 22
+    file.append((bytes(size),))
+    file.datasync()
+    os.posix_fadvise(file._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert read_cached(str(tmp_path / "file"), file.identity(), 0, size) is None
+    assert file.read(0, size) == bytes(size)
+    assert read_cached(str(tmp_path / "file"), file.identity(), 0, size) == bytes(size)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from oncelog.storage.exceptions import CorruptDataError
+from oncelog.storage.model import FilePart
 from oncelog.storage.records.batch import parse_header
-from oncelog.storage.segments.frames import read_batches
+from oncelog.storage.segments.frames import holds_from, read_batches
 from oncelog.storage.segments.inspection import whole_header
 from oncelog.storage.segments.segment import Segment
 
@@ -121,3 +124,56 @@ def test_header_that_leads_nowhere_is_reported_with_its_position(segment):
     segment.log.write_at(908, bytes(4))
     with pytest.raises(CorruptDataError, match=r"\.log at byte 900: no batch header"):
         segment.read(59, max_bytes=100, upper_offset=60)
+
+
+def part_of(segment: Segment, offset: int, part_min_bytes: int) -> bytes | FilePart:
+    found, next_offset = segment.read(
+        offset, max_bytes=300, upper_offset=60, part_min_bytes=part_min_bytes
+    )
+    assert isinstance(found, bytes) or found.next_offset == next_offset
+    return found
+
+
+def test_many_bytes_are_only_told_of_and_lie_where_that_says(segment, tmp_path):
+    part, data = part_of(segment, 44, 300), part_of(segment, 44, 301)
+    assert isinstance(part, FilePart)
+    status = os.stat(part.path)
+    assert (part.device, part.inode) == (status.st_dev, status.st_ino)
+    content = next(tmp_path.glob("*.log")).read_bytes()
+    assert content[part.position : part.position + part.size_bytes] == data
+    assert len(data) == 300
+
+
+def test_what_an_earlier_process_wrote_is_checked_before_it_is_told_of(
+    segment, filesystem, tmp_path
+):
+    for handle in segment.write_sealed([]):
+        handle.close()
+    copy = copy_of(segment, filesystem, tmp_path)
+    copy.load_tail()
+    assert isinstance(part_of(copy, 44, 300), FilePart)
+    segment.log.write_at(290, b"damage")
+    with pytest.raises(CorruptDataError, match="at byte 200"):
+        part_of(copy, 44, 300)
+    copy.close()
+
+
+@pytest.mark.parametrize(
+    ("begin", "offset", "next_offset", "holds"),
+    [
+        (0, 40, 50, True),
+        (0, 41, 50, True),
+        # Compaction has removed what comes before.
+        (0, 39, 50, True),
+        (0, 42, 50, False),
+        (0, 39, 40, False),
+        (1, 41, 50, False),
+        (60, 41, 50, False),
+        (950, 59, 60, False),
+    ],
+)
+def test_bytes_that_begin_elsewhere_are_not_taken_for_a_batch(
+    segment, tmp_path, begin, offset, next_offset, holds
+):
+    content = next(tmp_path.glob("*.log")).read_bytes()
+    assert holds_from(content[begin:], offset, next_offset) is holds
