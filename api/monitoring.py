@@ -79,6 +79,7 @@ SESSION: Final = 'SessionName=~"$SessionName"'
 TOPIC: Final = f'{SESSION}, topic=~"$Topic"'
 CALLEE: Final = f'{SESSION}, side="callee"'
 CALLER: Final = f'{SESSION}, side="caller"'
+OF_KAFKA: Final = f'{SESSION}, side="kafka"'
 
 REPLICA_LEGEND: Final = "{{topic}}-{{partition}} at broker {{broker}}"
 PARTITION_LEGEND: Final = "{{topic}}-{{partition}}"
@@ -226,6 +227,7 @@ HEALTH: Final = Row(
                 ),
             ),
         ),
+        _by_broker("Gateways without a port for clients of Kafka", m.GATEWAY_NOT_SERVING),
         _by_tags("Outages told by clients", "ops", ("what",), m.CLIENT_OUTAGES),
         _by_tags("Throttled calls per second", "ops", m.PRINCIPAL_TAGS, m.THROTTLED_CALLS),
         _by_tags("Throttling: ms of waiting per second", "ms", m.PRINCIPAL_TAGS, m.THROTTLE_MS),
@@ -409,6 +411,7 @@ CLIENTS: Final = Row(
             "Transactions of jobs per second", "ops", ("group", "outcome"), m.JOB_TRANSACTIONS
         ),
         _by_tags("Failures of jobs per second", "ops", m.JOB_TAGS, m.JOB_FAILURES),
+        _by_broker("Connections of clients of Kafka", m.GATEWAY_CONNECTION_COUNT),
     ),
 )
 
@@ -419,7 +422,10 @@ CALLS: Final = Row(
             "Calls per second",
             m.CALLS.description,
             "ops",
-            ((rate(m.CALLS, "method", where=CALLEE), "{{method}}"),),
+            (
+                (rate(m.CALLS, "method", where=CALLEE), "{{method}}"),
+                (rate(m.CALLS, "method", where=OF_KAFKA), "clients of Kafka: {{method}}"),
+            ),
         ),
         Panel(
             "99 % of calls took at most",
@@ -644,9 +650,9 @@ def _failed_calls() -> str:
     return f"{failed} / {made} > {FAILED_CALLS_MAX}"
 
 
-def _silent(*by: str, where: str) -> str:
-    before = highest_lately(m.REPLICA_OFFLINE, *by, where=where, window="1h")
-    return f"{before} unless {highest(m.REPLICA_OFFLINE, *by, where=where)}"
+def _silent(metric: Metric, *by: str, where: str = "") -> str:
+    before = highest_lately(metric, *by, where=where, window="1h")
+    return f"{before} unless {highest(metric, *by, where=where)}"
 
 
 ALERTS: Final = (
@@ -668,7 +674,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="OncelogReplicaSilent",
-        expression=_silent(*REPLICA, where=f'topic!="{CLUSTER_METADATA_TOPIC}"'),
+        expression=_silent(m.REPLICA_OFFLINE, *REPLICA, where=f'topic!="{CLUSTER_METADATA_TOPIC}"'),
         lasts="2m",
         severity="warning",
         summary=f"{REPLICA_NAME} has stopped reporting",
@@ -677,7 +683,9 @@ ALERTS: Final = (
     Alert(
         name="OncelogControllerSilent",
         # On any broker: the controller moves when a node dies.
-        expression=_silent(*PARTITION, where=f'topic="{CLUSTER_METADATA_TOPIC}"'),
+        expression=_silent(
+            m.REPLICA_OFFLINE, *PARTITION, where=f'topic="{CLUSTER_METADATA_TOPIC}"'
+        ),
         lasts="1m",
         severity="critical",
         summary="No controller reports",
@@ -722,6 +730,22 @@ ALERTS: Final = (
         severity="warning",
         summary="Broker {{ $labels.broker }} is fenced",
         advice="Its node is down, hangs or is cut off: it leads nothing until heartbeats return.",
+    ),
+    Alert(
+        name="OncelogGatewayNotServing",
+        expression=f"{highest(m.GATEWAY_NOT_SERVING, 'broker')} > 0",
+        lasts="1m",
+        severity="warning",
+        summary="Clients of Kafka cannot connect to broker {{ $labels.broker }}",
+        advice="`oncelog status` tells why; they can use the other brokers.",
+    ),
+    Alert(
+        name="OncelogGatewaySilent",
+        expression=_silent(m.GATEWAY_NOT_SERVING, "broker"),
+        lasts="2m",
+        severity="warning",
+        summary="The gateway of broker {{ $labels.broker }} has stopped reporting",
+        advice="Its process is gone or hangs, or its node is: see `oncelog status`.",
     ),
     Alert(
         name="OncelogLateTransaction",

@@ -39,7 +39,7 @@ from oncelog.actors.gateway.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from oncelog.actors.gateway.rights import Rights
+from oncelog.actors.gateway.rights import mask, may
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, gateway_actor
 from oncelog.actors.process.background import OwnTasks
 from oncelog.actors.process.clock import loop_ms
@@ -197,7 +197,6 @@ class MetadataHandlers:
         self._cluster = cluster
         self._config = config
         self._nodes = Nodes(cluster, own_address, on_bug)
-        self._rights = Rights(cluster.door)
         self._tasks = OwnTasks(on_bug)
         self._all: MetadataReply | None = None
         """The newest answer about all topics."""
@@ -230,9 +229,7 @@ class MetadataHandlers:
         if request.include_topic_authorized_operations:
             for topic in topics:
                 name = topic.name or ""
-                topic.topic_authorized_operations = self._rights.mask(
-                    call.client, Resource.TOPIC, name
-                )
+                topic.topic_authorized_operations = mask(call, Resource.TOPIC, name)
         response = MetadataResponse(
             brokers=[
                 MetadataResponseBroker(one.broker_id, one.host, one.port, one.rack)
@@ -244,9 +241,7 @@ class MetadataHandlers:
         )
         has_rights = call.version in _CLUSTER_RIGHTS_VERSIONS
         if has_rights and request.include_cluster_authorized_operations:
-            response.cluster_authorized_operations = self._rights.mask(
-                call.client, Resource.CLUSTER, CLUSTER_NAME
-            )
+            response.cluster_authorized_operations = mask(call, Resource.CLUSTER, CLUSTER_NAME)
         return response
 
     async def _named(
@@ -378,7 +373,7 @@ class MetadataHandlers:
                 key, ErrorCode.INVALID_REQUEST, f"key type {kind} is not served, only {allowed}"
             )
         topic, resource, refusal = _COORDINATORS[kind]
-        is_allowed = self._rights.may(call.client, Operation.DESCRIBE, resource, key)
+        is_allowed = may(call, Operation.DESCRIBE, resource, key)
         verdict = Verdict(Operation.DESCRIBE, resource, key, is_allowed)
         client = call.client
         self._cluster.audit.judged(client.principal, client.host, _FIND_COORDINATOR, [verdict])
@@ -415,9 +410,7 @@ class MetadataHandlers:
             ],
         )
         if request.include_cluster_authorized_operations:
-            response.cluster_authorized_operations = self._rights.mask(
-                call.client, Resource.CLUSTER, CLUSTER_NAME
-            )
+            response.cluster_authorized_operations = mask(call, Resource.CLUSTER, CLUSTER_NAME)
         return response
 
     # --- asking the controller ------------------------------------------------------------

@@ -18,6 +18,7 @@ from oncelog.actors.gateway.listener import LOOPBACK, KafkaListener
 from oncelog.actors.interfaces import CONTROLLER_ACTOR, gateway_actor
 from oncelog.actors.launch.assembly import Environment
 from oncelog.actors.process.background import OwnTasks
+from oncelog.actors.process.metrics import GATEWAY_CONNECTION_COUNT, GATEWAY_NOT_SERVING
 from oncelog.actors.protocol.messages.brokers import (
     FindKafkaListenerReply,
     FindKafkaListenerRequest,
@@ -81,6 +82,7 @@ class Gateway:
     def begin(self) -> None:
         """Open the port, in a task of its own."""
         self._tasks.spawn(self._serve())
+        self._tasks.spawn(self._report_metrics())
 
     def address(self) -> tuple[str, int]:
         """Where clients connect to; port 0 as long as they cannot."""
@@ -138,6 +140,15 @@ class Gateway:
                     *(self, self._host, port),
                 )
             return
+
+    async def _report_metrics(self) -> None:
+        """Report whether clients can connect, and how many have."""
+        tags = {"broker": str(self.config.broker_id)}
+        sink = self.environment.metrics
+        while True:
+            sink.set(GATEWAY_NOT_SERVING, int(bool(self.problem)), tags)
+            sink.set(GATEWAY_CONNECTION_COUNT, len(self.listener.connections), tags)
+            await asyncio.sleep(self.config.cluster.metrics_interval_ms / 1_000)
 
     async def _is_ready(self) -> bool:
         """Whether it knows who may do what, and which brokers there are."""

@@ -362,6 +362,19 @@ CERTIFICATE_EXPIRES_SECONDS: Final = Metric(
     description="Time until the TLS certificate in use expires, below 0 after that.",
     tags=BROKER_TAGS,
 )
+GATEWAY_NOT_SERVING: Final = Metric(
+    name="gateway_not_serving",
+    unit="gateways",
+    description="1 while a gateway has no port open for clients of Kafka, else 0; "
+    "`oncelog status` says why.",
+    tags=BROKER_TAGS,
+)
+GATEWAY_CONNECTION_COUNT: Final = Metric(
+    name="gateway_connection_count",
+    unit="connections",
+    description="Connections of clients of Kafka to a broker's gateway.",
+    tags=BROKER_TAGS,
+)
 CALLS: Final = Metric(
     name="calls",
     kind=Kind.COUNTER,
@@ -662,6 +675,8 @@ METRICS: Final = (
     DISK_SIZE_BYTES,
     OFFLINE_DIRECTORY,
     CERTIFICATE_EXPIRES_SECONDS,
+    GATEWAY_NOT_SERVING,
+    GATEWAY_CONNECTION_COUNT,
     CALLS,
     CALL_ERRORS,
     CALL_REQUEST_BYTES,

@@ -31,6 +31,8 @@ from oncelog.actors.protocol.messages.access import (
     LearnAccessReply,
     LearnAccessRequest,
     Limits,
+    Operation,
+    Resource,
     Rules,
 )
 from oncelog.actors.protocol.messages.base import Request
@@ -172,6 +174,13 @@ class Door:
             return Split(request=request, join=as_it_is)
         # As if nobody were there yet: the caller tries again.
         return ErrorCode.NETWORK_EXCEPTION
+
+    def may(
+        self, principal: Principal, operation: Operation, resource: Resource, name: str, host: str
+    ) -> bool:
+        """Whether ``principal`` may do this; nobody may anything while the rules are not known."""
+        known = self._authorizer
+        return known is not None and known.may(principal, operation, resource, name, host)
 
     def limits(self, principal: Principal) -> Limits:
         """What ``principal`` may take of this process."""

@@ -17,9 +17,19 @@ from typing import Any, Final
 import click
 
 from oncelog.actors.config import data_directories
-from oncelog.actors.interfaces import BROKER_ACTORS, CONTROLLER_ACTOR, NAMESPACE, Transport
+from oncelog.actors.interfaces import (
+    BROKER_ACTORS,
+    CONTROLLER_ACTOR,
+    NAMESPACE,
+    Transport,
+    gateway_actor,
+)
 from oncelog.actors.protocol.cluster.quorum import majority_of
-from oncelog.actors.protocol.messages.brokers import FindKafkaListenerRequest
+from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.brokers import (
+    FindKafkaListenerReply,
+    FindKafkaListenerRequest,
+)
 from oncelog.actors.protocol.messages.cluster import (
     BrokerMetadata,
     MetadataReply,
@@ -90,12 +100,20 @@ class ActorStatus:
             if self.reply.cut_offset < 0:
                 return state
             return f"{state}; cut {self.reply.cut_bytes} bytes at offset {self.reply.cut_offset}"
-        if self.reply.error is ErrorCode.NETWORK_EXCEPTION:
-            return "gone or restarting"
-        if self.reply.error is ErrorCode.REQUEST_TIMED_OUT:
-            return "does not answer"
-        reason = self.reply.detail or self.reply.error.name
-        return "starting" if self.reply.error is ErrorCode.NONE else f"offline: {reason}"
+        return _failure(self.reply)
+
+
+def _failure(reply: Reply) -> str:
+    """What is wrong with an actor that does not serve, by its reply."""
+    if reply.error is ErrorCode.NETWORK_EXCEPTION:
+        return "gone or restarting"
+    if reply.error is ErrorCode.REQUEST_TIMED_OUT:
+        return "does not answer"
+    return (
+        "starting"
+        if reply.error is ErrorCode.NONE
+        else f"offline: {reply.detail or reply.error.name}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +124,8 @@ class ClusterStatus:
     takes time in proportion to the partitions.
 
     ``voters`` is what each broker reports about the controller's voters, by broker id; ``None`` if
-    it does not reply. It is filled only if no controller replies. ``kafka`` is where clients of
-    Kafka connect to.
+    it does not reply. It is filled only if no controller replies. ``gateways`` is what the gateway
+    of each live broker replies; empty if clients of Kafka are not served.
     """
 
     address: str
@@ -115,7 +133,7 @@ class ClusterStatus:
     metadata: MetadataReply
     actors: tuple[ActorStatus, ...]
     voters: Mapping[int, DescribeVoterReply | None] = field(default_factory=dict)
-    kafka: tuple[str, ...] = ()
+    gateways: Mapping[int, FindKafkaListenerReply] = field(default_factory=dict)
 
     @functools.cached_property
     def findings(self) -> list[FoundCondition]:
@@ -132,6 +150,15 @@ class ClusterStatus:
         if not findings:
             return "serving"
         return "degraded" if all(one.condition.is_served for one in findings) else "not serving"
+
+    @property
+    def kafka(self) -> list[str]:
+        """Where clients of Kafka connect to."""
+        return [
+            f"{one.host}:{one.port}"
+            for one in self.gateways.values()
+            if one.error is ErrorCode.NONE
+        ]
 
     @property
     def has_controller(self) -> bool:
@@ -319,6 +346,14 @@ def _followers_not_serving(seen: ClusterStatus) -> Iterator[str]:
             yield f"{actor.name} ({actor.state})"
 
 
+def _gateways_not_serving(seen: ClusterStatus) -> Iterator[str]:
+    excluded = {broker.broker_id for broker in seen.metadata.brokers if broker.problem}
+    for number, reply in seen.gateways.items():
+        is_explained = number in seen.brokers_away or number in excluded
+        if reply.error is not ErrorCode.NONE and not is_explained:
+            yield f"{gateway_actor(0, number)} ({_failure(reply)})"
+
+
 def _voters_behind(seen: ClusterStatus) -> Iterator[str]:
     for voter in seen.metadata.voters:
         if voter.is_behind and voter.broker_id not in seen.brokers_away:
@@ -420,6 +455,13 @@ CONDITIONS: Final = (
         advice="make room on its disk; until then other brokers hold and lead its replicas",
     ),
     Condition(
+        name="gateway not serving",
+        is_served=True,
+        where=_gateways_not_serving,
+        advice="clients of Kafka can use the other brokers; wait a few seconds: it restarts "
+        f"automatically; if it persists, see the state above and `oncelog logs ACTOR`; {_HANGS}",
+    ),
+    Condition(
         name="under-replicated",
         is_served=True,
         where=lambda seen: map(str, seen.under_replicated),
@@ -514,7 +556,7 @@ async def collect(
                 name = actor_of(tp, broker_id) + held
                 places.append((address_of(placement), name, tp, broker_id))
     is_lost = metadata.error is not ErrorCode.NONE
-    replies, voters, kafka = await asyncio.gather(
+    replies, voters, gateways = await asyncio.gather(
         asyncio.gather(
             *(
                 transport.call(address, DescribeReplicaRequest(), timeout_ms=CALL_TIMEOUT_MS)
@@ -533,27 +575,25 @@ async def collect(
             for (_, name, tp, broker_id), reply in zip(places, replies, strict=True)
         ),
         voters=voters,
-        kafka=kafka,
+        gateways=gateways,
     )
 
 
-async def _ask_gateways(transport: Transport, metadata: MetadataReply) -> tuple[str, ...]:
-    """Where clients of Kafka connect to, if the cluster serves any."""
-    from oncelog.actors.interfaces import gateway_actor
-
+async def _ask_gateways(
+    transport: Transport, metadata: MetadataReply
+) -> dict[int, FindKafkaListenerReply]:
+    """What the gateway of each live broker replies, if the cluster has any."""
     if dict(metadata.settings).get("kafka_port", "0") == "0":
-        return ()
+        return {}
     request = FindKafkaListenerRequest()
+    asked = [one.broker_id for one in metadata.brokers if one.is_live]
     replies = await asyncio.gather(
         *(
-            transport.call(gateway_actor(0, one.broker_id), request, timeout_ms=CALL_TIMEOUT_MS)
-            for one in metadata.brokers
-            if one.is_live
+            transport.call(gateway_actor(0, number), request, timeout_ms=CALL_TIMEOUT_MS)
+            for number in asked
         )
     )
-    return tuple(
-        f"{one.host}:{one.port}" for one in replies if one.error is ErrorCode.NONE and one.host
-    )
+    return dict(zip(asked, replies, strict=True))
 
 
 async def _ask_voters(
@@ -797,7 +837,7 @@ def as_json(seen: ClusterStatus) -> dict[str, Any]:
         "data_dirs": seen.data_dirs,
         "address": seen.address,
         "dashboard": seen.dashboard_url or None,
-        "kafka": list(seen.kafka),
+        "kafka": seen.kafka,
         "version": seen.metadata.version or None,
         "voters": [
             {"broker_id": voter.broker_id, "state": voter_state(voter)}

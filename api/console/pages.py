@@ -100,7 +100,7 @@ def _finding(found: FoundCondition, seen: Seen) -> _Finding:
 
 
 _TOPIC_CONDITIONS: Final = ("without a leader", "refuses acks=all", "under-replicated")
-_ACTOR_CONDITIONS: Final = ("not serving", "replica not following")
+_ACTOR_CONDITIONS: Final = ("not serving", "replica not following", "gateway not serving")
 _DISK_CONDITIONS: Final = ("takes no writes", "disk refuses")
 
 
@@ -183,6 +183,7 @@ async def _brokers(request: web.Request) -> web.Response:
             "leaders": leaders[one.broker_id],
             "replicas": replicas[one.broker_id],
             "size": sizes[one.broker_id] if _is_well(one) else None,
+            "gateway": status.gateways.get(one.broker_id),
         }
         for one in status.metadata.brokers
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from faults.availability import gap_lines, longest_stall, outages_s
+from faults.availability import gap_lines, longest_stall, longest_wait, outages_s
 from faults.history import build_history
 
 SECOND = 1_000_000_000
@@ -93,3 +93,22 @@ def test_gaps_are_told_by_kind_of_fault():
     ]
     assert lines[0].endswith("p50 4.50 s, p99 6.95 s, max 7.00 s")
     assert lines[1].endswith("8.00 s")
+
+
+def test_a_gateway_that_is_away_excuses_none_of_our_own_clients():
+    run = history(
+        fault(0, 0, ends=60), fault(1, 20, ends=40, brokers=(3,), role="gateway"), commits=[15]
+    )
+    assert outages_s(run) == []
+    assert longest_stall(run).length_s == 45
+
+
+def test_the_longest_wait_of_those_that_send_without_transactions_is_told():
+    lines = []
+    for number, (at, outcome) in enumerate([(3, "ok"), (5, "ok"), (9, "info"), (20, "ok")]):
+        line = {"process": f"s{number}.0", "f": "send", "value": [["send", "k-0", f"v{number}"]]}
+        lines.append({"type": "invoke", "time": 0, "txn": False} | line)
+        lines.append({"type": outcome, "time": at * SECOND} | line)
+    waited = longest_wait(build_history(lines))
+    assert (waited.begin_s, waited.length_s) == (5, 15)
+    assert longest_wait(build_history([])).length_s == 0

@@ -18,6 +18,8 @@ from faults.fault_plan import (
     EVERYTHING,
     FOLLOWER,
     FULL_DISK,
+    GATEWAY,
+    GATEWAY_SHARE,
     GROUPS,
     LEADER,
     LINK,
@@ -26,6 +28,7 @@ from faults.fault_plan import (
     NODE,
     OLD_DISK,
     ONE_WAY_LINK,
+    ROLES,
     STALLED_FOLLOWER,
     TRANSACTIONS,
     plan_faults,
@@ -41,6 +44,12 @@ def test_a_seed_plans_the_same_faults_and_all_roles_are_struck():
     for role in (LEADER, TRANSACTIONS, GROUPS, CONTROLLER, CLIENT):
         assert {bool(fault.pause_s) for fault in plan if fault.role == role} == {True, False}
     assert {bool(fault.pause_s) for fault in plan if fault.role == EVERYTHING} == {False}
+
+
+def test_gateways_are_struck_where_clients_of_kafka_are_among_the_clients():
+    plan = plan_faults(1, 200, {**ROLES, GATEWAY: GATEWAY_SHARE})
+    assert {bool(fault.pause_s) for fault in plan if fault.role == GATEWAY} == {True, False}
+    assert GATEWAY not in {fault.role for fault in plan_faults(1, 200)}
 
 
 def test_of_several_brokers_nodes_and_followers_are_struck_too():
@@ -81,6 +90,14 @@ def test_clients_see_no_anomaly_where_ray_carries_the_calls_to_replicas_that_are
     done = run_faults(tmp_path, seed, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "calls by ray, replicas per actor 1" in done.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_clients_of_kafka_see_no_anomaly_while_gateways_and_others_die(tmp_path, seed):
+    done = run_faults(tmp_path, seed, "--door", "kafka", "--minutes", "0.6", "--faults", "8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no send of clients of Kafka for" in done.stdout
 
 
 @pytest.mark.ray

@@ -59,6 +59,7 @@ class ConsoleCluster:
         self.log = FakeCluster()
         self.brokers: tuple[BrokerMetadata, ...] = (BrokerMetadata(broker_id=1, data_dir="/data"),)
         self.voters: tuple[VoterMetadata, ...] = (VoterMetadata(broker_id=1, is_controller=True),)
+        self.settings: tuple[tuple[str, str], ...] = ()
         self.groups: list[GroupDescription] = []
         self.transactions: list[TransactionDescription] = []
         self.producers: dict[TopicPartition, tuple[ProducerDescription, ...]] = {}
@@ -103,7 +104,12 @@ class ConsoleCluster:
 
     def _with_brokers(self, reply: MetadataReply) -> MetadataReply:
         return structs.replace(
-            reply, brokers=self.brokers, voters=self.voters, version="1.2.3", cluster_id="c" * 32
+            reply,
+            brokers=self.brokers,
+            voters=self.voters,
+            version="1.2.3",
+            cluster_id="c" * 32,
+            settings=self.settings,
         )
 
     def _replica(self, actor: str, request: DescribeReplicaRequest) -> DescribeReplicaReply:

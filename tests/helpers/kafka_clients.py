@@ -141,7 +141,7 @@ def started(root: Path, **environment: str) -> Iterator[KafkaCluster]:
         wait_for(one.gateway, f"a listener at port {one.port}")
         yield one
     finally:
-        _close_producers()
+        close_producers()
         _end(one.data_dir)
 
 
@@ -165,7 +165,8 @@ def new_producer(settings: dict[str, Any]) -> Any:
     return producer
 
 
-def _close_producers() -> None:
+def close_producers() -> None:
+    """Close all that ``new_producer`` has made."""
     while _opened:
         with suppress(confluent_kafka.KafkaException):
             _opened.pop().close()

@@ -24,10 +24,23 @@ from oncelog.actors.gateway.calls import Call, Client, Cluster
 from oncelog.actors.gateway.groups import membership, offsets
 from oncelog.actors.gateway.messages.apis import APIS, ApiKey
 from oncelog.actors.gateway.messages.delete_groups import DeleteGroupsRequest
+from oncelog.actors.gateway.messages.describe_groups import DescribeGroupsRequest
 from oncelog.actors.gateway.messages.join_group import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
+)
+from oncelog.actors.gateway.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from oncelog.actors.gateway.messages.list_groups import ListGroupsRequest
+from oncelog.actors.gateway.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from oncelog.actors.gateway.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
 )
 from oncelog.actors.gateway.messages.sync_group import (
     SyncGroupRequest,
@@ -351,3 +364,45 @@ def play(directory: Path, story: Callable[[GroupCluster], Any]) -> None:
             await world.stop()
 
     asyncio.run(asyncio.wait_for(body(), 240))
+
+
+async def leave(client: KafkaClient, *members: MemberIdentity, version: int = 5) -> Any:
+    """Have members leave; the response."""
+    request = LeaveGroupRequest(group_id=GROUP, members=list(members))
+    return await client.ask(ApiKey.LEAVE_GROUP, version, request)
+
+
+async def describe(client: KafkaClient, *names: str, version: int = 6, **fields: Any) -> Any:
+    """The descriptions of groups."""
+    request = DescribeGroupsRequest(groups=list(names), **fields)
+    response = await client.ask(ApiKey.DESCRIBE_GROUPS, version, request)
+    return response.groups
+
+
+async def listed(client: KafkaClient, version: int = 5, **fields: Any) -> Any:
+    """The response to ListGroups."""
+    return await client.ask(ApiKey.LIST_GROUPS, version, ListGroupsRequest(**fields))
+
+
+def commit_of(offset: int, *, group_id: str = GROUP, **fields: Any) -> OffsetCommitRequest:
+    """The request that commits a position in partition 0 of flights."""
+    partition = OffsetCommitRequestPartition(0, offset)
+    topic = OffsetCommitRequestTopic(name="flights", partitions=[partition])
+    return OffsetCommitRequest(group_id=group_id, topics=[topic], **fields)
+
+
+async def commit(client: KafkaClient, offset: int, **fields: Any) -> int:
+    """The error code of such a commit."""
+    response = await client.ask(ApiKey.OFFSET_COMMIT, 9, commit_of(offset, **fields))
+    code: int = response.topics[0].partitions[0].error_code
+    return code
+
+
+async def position(client: KafkaClient, group_id: str = GROUP) -> int:
+    """What a group has committed there."""
+    topic = OffsetFetchRequestTopics(name="flights", partition_indexes=[0])
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id, topics=[topic])])
+    response = await client.ask(ApiKey.OFFSET_FETCH, 9, request)
+    assert response.groups[0].error_code == ErrorCode.NONE
+    offset: int = response.groups[0].topics[0].partitions[0].committed_offset
+    return offset

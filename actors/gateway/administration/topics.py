@@ -323,8 +323,10 @@ async def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopic
         name = _named(topic, names)
         error, text = _why_not_deleted(topic, known, name, is_twice=name in twice)
         if error == 0 and name is not None:
-            asked = cluster.DeleteTopicRequest(name=name)
-            gone = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            topic_id = bytes(topic.topic_id).hex() if topic.name is None else ""
+            asked = cluster.DeleteTopicRequest(name=name, topic_id=topic_id)
+            # Another topic may have the name by now.
+            gone = ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             reply = await ask_controller(call, asked, deadline_ms=deadline_ms, gone=gone)
             throttles.append(throttle_of(reply))
             call.forget(name)

@@ -56,8 +56,10 @@ from oncelog.actors.gateway.messages.list_groups import (
     ListGroupsResponse,
 )
 from oncelog.actors.gateway.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from oncelog.actors.gateway.rights import mask, may
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.messages import group, share
+from oncelog.actors.protocol.messages import group
+from oncelog.actors.protocol.messages.access import Operation, Resource
 from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
@@ -112,15 +114,6 @@ _MOVED: Final = frozenset(
     }
 )
 """What tells that the coordinator may be elsewhere."""
-
-_NEEDING: Final[tuple[tuple[int, Callable[[str], Request[Any]]], ...]] = (
-    (3, lambda group_id: group.LeaveGroupRequest(group_id=group_id, members=())),
-    (6, lambda group_id: group.DeleteGroupRequest(group_id=group_id)),
-    (8, lambda group_id: share.DescribeShareGroupRequest(group_id=group_id)),
-)
-"""Kafka's number of an operation on groups, and a request that needs just that: Read, Delete and
-Describe.
-"""
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -316,6 +309,7 @@ def _join_of(call: Call, request: JoinGroupRequest) -> group.JoinGroupRequest:
         is_first=(request.group_id, request.member_id) in _remembered(call).handed_out,
         group_instance_id=request.group_instance_id,
         client_id=call.client_id or "",
+        client_host=f"/{call.client.host}",
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.rebalance_timeout_ms
         if has_rebalance_timeout
@@ -494,7 +488,7 @@ async def describe_groups(call: Call, request: DescribeGroupsRequest) -> Describ
     if request.include_authorized_operations:
         for name, answer in answers.items():
             if answer.error_code == ErrorCode.NONE:
-                answer.authorized_operations = _operations(call, name)
+                answer.authorized_operations = mask(call, Resource.GROUP, name)
     return DescribeGroupsResponse(
         throttle_time_ms=throttle_of(*replies), groups=[answers[name] for name in request.groups]
     )
@@ -520,43 +514,32 @@ def _undescribed(name: str, error: ErrorCode, message: str = "", state: str = ""
 
 def _described(call: Call, name: str, found: group.GroupDescription | None) -> DescribedGroup:
     """A group of consumers; the group of a queue is none of these."""
-    if found is None and not _may(call, share.DescribeShareGroupRequest(group_id=name)):
+    if found is None and not may(call, Operation.DESCRIBE, Resource.GROUP, name):
         return _undescribed(name, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if found is None or found.protocol_type == SHARE_TYPE:
         if call.version < _NOT_FOUND_VERSION:
             return _undescribed(name, ErrorCode.NONE, state="Dead")
         what = "there is no group" if found is None else "a queue, not consumers, has the group"
         return _undescribed(name, ErrorCode.GROUP_ID_NOT_FOUND, f"{what} {name!r}", state="Dead")
+    is_stable = found.state == "Stable"
     return DescribedGroup(
         group_id=name,
         group_state=found.state,
         protocol_type=found.protocol_type,
-        protocol_data=found.protocol_name if found.state == "Stable" else "",
+        protocol_data=found.protocol_name if is_stable else "",
         members=[
-            # Coordinators do not tell from where a member calls, nor its subscription.
             DescribedGroupMember(
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
                 client_id=member.client_id,
-                client_host="",
-                member_metadata=b"",
+                client_host=member.client_host,
+                member_metadata=member.subscription if is_stable else b"",
                 member_assignment=member.assignment,
             )
             for member in found.members
         ],
         authorized_operations=NO_OPERATIONS,
     )
-
-
-def _may(call: Call, request: Request[Any]) -> bool:
-    """Whether the client has the rights that a request needs."""
-    judged = call.cluster.door.judge(request, call.client.principal, call.client.host)
-    return not isinstance(judged, ErrorCode)
-
-
-def _operations(call: Call, name: str) -> int:
-    """Kafka's bits of what the client may do to a group."""
-    return sum(1 << number for number, needing in _NEEDING if _may(call, needing(name)))
 
 
 async def list_groups(call: Call, request: ListGroupsRequest) -> ListGroupsResponse:

@@ -295,6 +295,8 @@ class ClusterMachine:
         topic = self._topics.get(request.name)
         if request.name in INTERNAL_TOPICS:
             return refused(request, ErrorCode.INVALID_TOPIC_EXCEPTION)
+        if request.topic_id and (topic is None or topic.topic_id != request.topic_id):
+            return refused(request, ErrorCode.UNKNOWN_TOPIC_ID)
         if topic is None:
             return refused(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return decision(DeleteTopicReply(), TopicDeleted(topic_id=topic.topic_id))

@@ -260,11 +260,11 @@ class GroupTable:
         return [(group_id, records) for group_id, records in found if records]
 
     def describe(self, request: DescribeGroupsRequest) -> DescribeGroupsReply:
-        """The requested groups that exist, or all of the shard, sorted."""
+        """The requested groups that exist, or all of the shard without subscriptions, sorted."""
         asked = self._groups if request.group_ids is None else request.group_ids
         return DescribeGroupsReply(
             groups=tuple(
-                self._groups[group_id].describe()
+                self._groups[group_id].describe(has_subscriptions=request.group_ids is not None)
                 for group_id in sorted(set(asked))
                 if group_id in self._groups
             )
@@ -302,7 +302,8 @@ class GroupMachine(GroupTable):
         """Reject a join that is invalid in any state of its group; None if it is valid."""
         settings = self._settings
         low, high = settings.min_session_timeout_ms, settings.max_session_timeout_ms
-        texts = [request.client_id, request.group_instance_id or "", request.protocol_type]
+        texts = [request.client_id, request.client_host, request.protocol_type]
+        texts.append(request.group_instance_id or "")
         if not is_valid_group_id(request.group_id):
             return request.failed(ErrorCode.INVALID_GROUP_ID)
         if not low <= request.session_timeout_ms <= high:

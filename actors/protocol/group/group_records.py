@@ -38,8 +38,8 @@ VALUE_VERSION: Final = 3
 FLEXIBLE_VALUE_VERSION: Final = 4
 _TOPIC_ID_TAG: Final = 0
 _TOPIC_ID_BYTES: Final = 16
-CLIENT_HOST: Final = "/ray"
-"""Written as ``client_host``: the caller's host is unknown, and the field may not be null."""
+NO_HOST: Final = "/ray"
+"""Written as ``client_host`` if the caller's host is unknown: the field may not be null."""
 
 
 class OffsetKey(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class GroupMemberValue(msgspec.Struct, frozen=True, kw_only=True):
     session_timeout_ms: int
     subscription: bytes
     assignment: bytes
-    client_host: str = CLIENT_HOST
+    client_host: str = NO_HOST
 
 
 class GroupValue(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from typing import Final
 
 from msgspec import structs
 
-from oncelog.actors.protocol.group.group_records import GroupMemberValue, GroupValue
+from oncelog.actors.protocol.group.group_records import NO_HOST, GroupMemberValue, GroupValue
 from oncelog.actors.protocol.invariants import invariant
 from oncelog.actors.protocol.messages.group import (
     GroupDescription,
@@ -73,6 +73,7 @@ class GroupMember:
     member_id: str
     group_instance_id: str | None
     client_id: str
+    client_host: str = ""
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: tuple[GroupProtocol, ...]
@@ -147,6 +148,7 @@ class Group:
                     member_id=entry.member_id,
                     group_instance_id=entry.group_instance_id,
                     client_id=entry.client_id,
+                    client_host="" if entry.client_host == NO_HOST else entry.client_host,
                     session_timeout_ms=entry.session_timeout_ms,
                     rebalance_timeout_ms=entry.rebalance_timeout_ms,
                     protocols=(
@@ -326,6 +328,7 @@ class Group:
                     member_id=member.member_id,
                     group_instance_id=member.group_instance_id,
                     client_id=member.client_id,
+                    client_host=member.client_host or NO_HOST,
                     rebalance_timeout_ms=member.rebalance_timeout_ms,
                     session_timeout_ms=member.session_timeout_ms,
                     subscription=member.metadata(self.protocol_name),
@@ -354,8 +357,8 @@ class Group:
             ),
         )
 
-    def describe(self) -> GroupDescription:
-        """The group for people."""
+    def describe(self, *, has_subscriptions: bool) -> GroupDescription:
+        """The group for people; its members' subscriptions only if they are wanted."""
         return GroupDescription(
             group_id=self.group_id,
             state=self.state.value,
@@ -368,6 +371,10 @@ class Group:
                     group_instance_id=member.group_instance_id,
                     client_id=member.client_id,
                     assignment=member.assignment,
+                    client_host=member.client_host,
+                    subscription=(
+                        member.metadata(self.protocol_name) if has_subscriptions else b""
+                    ),
                 )
                 for member in self.members.values()
             ),

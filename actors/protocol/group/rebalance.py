@@ -162,6 +162,7 @@ class GroupTurn:
             member_id=member_id,
             group_instance_id=request.group_instance_id,
             client_id=request.client_id,
+            client_host=request.client_host,
             session_timeout_ms=request.session_timeout_ms,
             rebalance_timeout_ms=request.rebalance_timeout_ms,
             protocols=request.protocols,
@@ -518,6 +519,7 @@ class GroupTurn:
 
     def _update(self, member: GroupMember, request: JoinGroupRequest) -> None:
         member.client_id = request.client_id
+        member.client_host = request.client_host
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms

@@ -225,12 +225,13 @@ class DeleteTopicReply(Reply, frozen=True, kw_only=True):
 
 
 class DeleteTopicRequest(Request[DeleteTopicReply], frozen=True, kw_only=True):
-    """Delete a topic and its data."""
+    """Delete a topic and its data; with a ``topic_id`` no other one that has the name by now."""
 
     method = "delete_topic"
     reply_type = DeleteTopicReply
 
     name: str
+    topic_id: str = ""
 
 
 class BecomeLeaderReply(Reply, frozen=True, kw_only=True):

@@ -51,7 +51,8 @@ class JoinGroupRequest(Request[JoinGroupReply], frozen=True, kw_only=True):
 
     ``is_first`` until a join with this ``member_id`` is answered: if the id is no longer known, a
     static member gets another one, but one that was a member is fenced. A member that is not static
-    leaves once its ``process`` is known to have ended.
+    leaves once its ``process`` is known to have ended. ``client_host`` is from where a client of
+    Kafka called its gateway, as Kafka writes it; "" of our own clients.
     """
 
     method = "join_group"
@@ -62,6 +63,7 @@ class JoinGroupRequest(Request[JoinGroupReply], frozen=True, kw_only=True):
     is_first: bool = False
     group_instance_id: str | None = None
     client_id: str = "oncelog"
+    client_host: str = ""
     session_timeout_ms: int = 45_000
     rebalance_timeout_ms: int = 300_000
     protocol_type: str = "consumer"
@@ -235,12 +237,17 @@ class OffsetFetchRequest(Request[OffsetFetchReply], frozen=True, kw_only=True):
 
 
 class GroupMemberDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One member as ``describe_groups`` shows it."""
+    """One member as ``describe_groups`` shows it.
+
+    ``subscription`` is what it joined with, under the protocol in use, where its group was named.
+    """
 
     member_id: str
     group_instance_id: str | None
     client_id: str
     assignment: bytes
+    client_host: str = ""
+    subscription: bytes = b""
 
 
 class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from faults.fault_plan import CLIENT, NODE_ROLES
+from faults.fault_plan import CLIENT, GATEWAY, NODE_ROLES
 from faults.history import History, Json
 from faults.totals import carried_out, quantiles
 
@@ -64,6 +64,18 @@ def longest_gap_s(history: History, begin: float, end: float) -> float:
     return max(right - left for left, right in itertools.pairwise(commits))
 
 
+def longest_wait(history: History) -> Stall:
+    """The longest time without an acknowledged send beside transactions, from the first on."""
+    ended = sorted(
+        operation.end / 1e9
+        for operation in history.operations
+        if operation.function == "send" and operation.outcome == "ok"
+    )
+    pairs = [(right - left, left) for left, right in itertools.pairwise(ended)]
+    length, begin = max(pairs, default=(0.0, 0.0))
+    return Stall(begin, length)
+
+
 def gap_lines(history: History) -> Iterator[str]:
     """For each kind of fault, the longest times without a commit while it lasted and just after.
 
@@ -84,7 +96,8 @@ def outages_s(history: History) -> list[tuple[float, float]]:
     """When no majority lived, or what is there once only did not, in order and apart."""
     edges: list[tuple[float, int, Json]] = []
     for fault in carried_out(history):
-        if fault["role"] != CLIENT:
+        # Neither is part of what our own clients, who commit, need.
+        if fault["role"] not in (CLIENT, GATEWAY):
             edges.append((fault["time"] / 1e9, 1, fault))
             edges.append((_ends_s(history, fault), -1, fault))
     found: list[tuple[float, float]] = []

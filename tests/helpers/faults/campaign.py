@@ -2,6 +2,7 @@
 
     ./run faults --minutes 15 --seed 1 --faults 200 --history DIR
     ./run faults --brokers 3 --replication 3 --minutes 15 --faults 150 --history DIR
+    ./run faults --brokers 3 --replication 3 --door kafka --minutes 10 --history DIR
 
 The history, in JSON lines, is ``DIR/*.jsonl``; the clients' logs are beside it. The exit status is
 0 only if nothing was wrong and enough happened to say so.
@@ -15,19 +16,28 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from deadlines import DEADLINE_S
-from faults.availability import STALL_MAX_S, gap_lines, longest_stall
+from deadlines import DEADLINE_S, wait_for
+from faults.availability import STALL_MAX_S, gap_lines, longest_stall, longest_wait
 from faults.checker import Demands, check
-from faults.client import COPIES_TOPIC, EVENTS_TOPIC, GROUP, partition_of, polled, repeat
-from faults.crew import KINDS, Crew, Plan
+from faults.client import (
+    COPIES_TOPIC,
+    EVENTS_TOPIC,
+    GROUP,
+    MEMBERS_GROUP,
+    partition_of,
+    polled,
+    repeat,
+)
+from faults.crew import OWN_KINDS, Crew, Plan, kafka_kinds
 from faults.facts import Anomaly
-from faults.fault_plan import ROLES, plan_faults
+from faults.fault_plan import GATEWAY, GATEWAY_SHARE, ROLES, plan_faults
 from faults.history import History, HistoryWriter, read_history, write_meta
+from faults.kafka_door import read_all, takes_transactions
 from faults.nemesis import Nemesis
 from faults.replicas import (
     coordinators_keys,
@@ -39,6 +49,7 @@ from faults.several_brokers import FOUNDER, VOTERS, SeveralBrokers, several_brok
 from faults.takeovers import takeover_lines, takeovers
 from faults.totals import Tally, carried_out, report_lines
 from faults.victims import Actors
+from kafka_clients import free_port
 from links import can_link, enter_own_network
 
 import oncelog
@@ -57,6 +68,8 @@ OVERTIME: Final = 5.0
 """How much longer than planned the faults may take, on a machine that is busy with other things."""
 SHOWN_MAX: Final = 20
 UNCOMMITTED: Final = "uncommitted"
+OWN_DOOR: Final = "own"
+KAFKA_DOOR: Final = "kafka"
 
 EVENTS: Final = [f"{EVENTS_TOPIC}-{n}" for n in range(EVENTS_PARTITIONS)]
 COPIES: Final = [f"{COPIES_TOPIC}-{n}" for n in range(COPIES_PARTITIONS)]
@@ -88,8 +101,12 @@ def run_campaign(
     say: Callable[[str], None],
     several: SeveralBrokers | None = None,
     stall_max_s: float = STALL_MAX_S,
+    bootstrap: str = "",
 ) -> Result:
-    """Run clients and faults against ``cluster``, whose topics must not exist yet; judge it."""
+    """Run clients and faults against ``cluster``, whose topics must not exist yet; judge it.
+
+    With a ``bootstrap`` clients of Kafka are among the clients, and gateways among the victims.
+    """
     write_meta(directory)
     admin = cluster.admin()
     replication = 1 if several is None else several.replication
@@ -101,14 +118,19 @@ def run_campaign(
         seed=seed,
         partitions=EVENTS_PARTITIONS,
         copies=COPIES_PARTITIONS,
+        kinds=_kinds(bootstrap, say),
+        bootstrap=bootstrap,
     )
     crew = Crew(plan)
-    actors = Actors(cluster, [*EVENTS, *COPIES], crew.transactional_ids)
+    actors = Actors(cluster, [*EVENTS, *COPIES], crew.transactional_ids, plan.of_kafka)
+    roles = dict(ROLES if several is None else several.roles)
+    if bootstrap:
+        roles[GATEWAY] = GATEWAY_SHARE
     nemesis = Nemesis(
         directory,
         actors,
         crew.process_ids,
-        faults=plan_faults(seed, faults, ROLES if several is None else several.roles),
+        faults=plan_faults(seed, faults, roles),
         seed=seed,
         nodes=None if several is None else several.nodes,
         struck_brokers=() if several is None else several.broker_ids,
@@ -121,13 +143,25 @@ def run_campaign(
         _await_start(crew, directory, say)
         _strike(nemesis, crew, minutes * 60, _Line(directory, faults, say))
         settling.await_true("every replica is in sync", actors.unwhole, WHOLE_DEADLINE_S)
-        _settle(settling, directory)
+        _settle(settling, directory, bootstrap)
         if several is not None:
             settling.await_true("all replicas are equal", _differences(several), WHOLE_DEADLINE_S)
     result = _judge(directory, settling.stalls + crew.crashes, faults)
     if several is not None:
         _judge_availability(result, several, stall_max_s)
+    if bootstrap:
+        result.figures.append(f"no send of clients of Kafka for {longest_wait(result.history)}")
     return result
+
+
+def _kinds(bootstrap: str, say: Callable[[str], None]) -> Mapping[str, str]:
+    """The clients, by name and kind."""
+    if not bootstrap:
+        return OWN_KINDS
+    has_transactions = takes_transactions(bootstrap)
+    with_or_without = "with" if has_transactions else "without"
+    say(f"clients of Kafka at {bootstrap}, {with_or_without} transactions of theirs")
+    return kafka_kinds(has_transactions=has_transactions)
 
 
 def _differences(several: SeveralBrokers) -> Callable[[], str]:
@@ -147,7 +181,7 @@ def _differences(several: SeveralBrokers) -> Callable[[], str]:
 def _await_start(crew: Crew, directory: Path, say: Callable[[str], None]) -> None:
     say("waiting until every client works")
     deadline = time.monotonic() + DEADLINE_S
-    while any(not list(directory.glob(f"{name}.*.jsonl")) for name in KINDS):
+    while any(not list(directory.glob(f"{name}.*.jsonl")) for name in crew.plan.kinds):
         crew.tend()
         if crew.crashes or time.monotonic() > deadline:
             raise RuntimeError(f"the clients do not start: {crew.crashes}")
@@ -235,7 +269,7 @@ class _Settling:
             time.sleep(0.5)
 
 
-def _settle(settling: _Settling, directory: Path) -> None:
+def _settle(settling: _Settling, directory: Path, bootstrap: str) -> None:
     """Stop the writers, let the copiers catch up, wait until all is decided, read everything."""
     cluster, crew = settling.cluster, settling.crew
     admin = cluster.admin()
@@ -249,6 +283,11 @@ def _settle(settling: _Settling, directory: Path) -> None:
     await_true("every transaction is decided", lambda: _undecided(admin, crew.transactional_ids))
     await_true("last stable offsets are at the end", lambda: _unstable(admin))
     settling.say("reading everything")
+    if bootstrap:
+        # By a client of Kafka first: all must find the same.
+        writer = HistoryWriter(directory, "kafka.final")
+        read_all(writer, bootstrap, [*EVENTS, *COPIES])
+        writer.close()
     for isolation, name in (("read_committed", "final"), ("read_uncommitted", UNCOMMITTED)):
         _read_all(cluster, directory, isolation, f"{name}.final")
 
@@ -295,11 +334,12 @@ def _read_all(cluster: Any, directory: Path, isolation: str, process: str) -> No
             writer.invoke("poll", [["poll"]], txn=False)
             writer.complete("ok", [["poll", polled(consumer.poll(1_000, 5_000))]])
         writer.event("drained", keys)
-        writer.invoke("committed", group=GROUP)
-        offsets = {
-            key: repeat(lambda key=key: consumer.committed(partition_of(key))) for key in EVENTS
-        }
-        writer.complete("ok", offsets, group=GROUP)
+    for group in (GROUP, MEMBERS_GROUP):
+        writer.invoke("committed", group=group)
+        found = repeat(lambda group=group: cluster.admin().list_group_offsets(group))
+        places = {key: found.get(partition_of(key)) for key in EVENTS}
+        offsets = {key: None if at is None else at.offset for key, at in places.items()}
+        writer.complete("ok", offsets, group=group)
     writer.close()
 
 
@@ -366,6 +406,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--calls", choices=get_args(CallTransport), default=CONNECTIONS, help="how calls travel"
     )
+    parser.add_argument(
+        "--door",
+        choices=[OWN_DOOR, KAFKA_DOOR],
+        default=OWN_DOOR,
+        help="kafka: many of the clients are confluent-kafka, and gateways die too",
+    )
     parser.add_argument("--replicas-per-actor", default="auto", help="as the cluster's setting")
     parser.add_argument(
         "--stall-s",
@@ -395,7 +441,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     amount = f"{arguments.faults} faults, {arguments.minutes} minutes"
     shared = f"replicas per actor {arguments.replicas_per_actor}"
     say(f"seed {seed}, {amount}, {brokers}, calls by {arguments.calls}, {shared}")
-    with _cluster_of(arguments, directory) as (cluster, several):
+    port = free_port() if arguments.door == KAFKA_DOOR else 0
+    with _cluster_of(arguments, directory, port) as (cluster, several):
         result = run_campaign(
             cluster,
             directory,
@@ -405,6 +452,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say=say,
             several=several,
             stall_max_s=arguments.stall_s,
+            bootstrap=_gateways(several, port) if port else "",
         )
     print_result(result, directory, say)
     return 0 if result.is_valid else 1
@@ -412,9 +460,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _cluster_of(
-    arguments: argparse.Namespace, directory: Path
+    arguments: argparse.Namespace, directory: Path, kafka_port: int
 ) -> Iterator[tuple[Any, SeveralBrokers | None]]:
-    """The cluster that the arguments ask for, which ends with this."""
+    """The cluster that the arguments ask for, which ends with this; 0 is no port for Kafka's."""
     if arguments.brokers > 1:
         with several_brokers(
             directory,
@@ -423,6 +471,7 @@ def _cluster_of(
             settings={
                 "calls": arguments.calls,
                 "replicas_per_actor": arguments.replicas_per_actor,
+                "kafka_port": str(kafka_port),
                 # So that leaders move while other faults go on.
                 "leader_imbalance_check_interval_ms": "5000",
             },
@@ -436,6 +485,7 @@ def _cluster_of(
         num_cpus=arguments.num_cpus,
         calls=arguments.calls,
         replicas_per_actor=arguments.replicas_per_actor,
+        kafka_port=kafka_port,
     )
     try:
         yield cluster, None
@@ -444,3 +494,12 @@ def _cluster_of(
             repeat(cluster.shutdown, 60.0)
         finally:
             ray.shutdown()
+
+
+def _gateways(several: SeveralBrokers | None, port: int) -> str:
+    """Where clients of Kafka connect to: the gateway of each broker, once it serves."""
+    if several is None:
+        return f"127.0.0.1:{port}"
+    nodes, brokers = several.nodes, several.brokers
+    wait_for(lambda: len(nodes.status().get("kafka", ())) == brokers, f"{brokers} gateways")
+    return ",".join(nodes.status()["kafka"])

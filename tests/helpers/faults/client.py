@@ -27,6 +27,8 @@ from oncelog.storage.exceptions import ConnectionFailedError, OncelogError
 EVENTS_TOPIC: Final = "events"
 COPIES_TOPIC: Final = "copies"
 GROUP: Final = "copiers"
+MEMBERS_GROUP: Final = "members"
+"""The group of clients of Kafka."""
 LIFE_PAUSE_S: Final = 0.2
 
 _log = logging.getLogger("faults.client")
@@ -36,6 +38,13 @@ def partition_of(key: str) -> oncelog.TopicPartition:
     """The partition that a key of the history names."""
     topic, _, number = key.rpartition("-")
     return oncelog.TopicPartition(topic, int(number))
+
+
+def all_keys(arguments: Namespace) -> list[str]:
+    """Every key of the campaign."""
+    return [f"{EVENTS_TOPIC}-{n}" for n in range(arguments.partitions)] + [
+        f"{COPIES_TOPIC}-{n}" for n in range(arguments.copies)
+    ]
 
 
 def key_of(partition: oncelog.TopicPartition) -> str:
@@ -69,7 +78,6 @@ class Client:
         self._notices_address = ("127.0.0.1", int(arguments.notices))
         self._value_number = 0
         self.writer: HistoryWriter
-        self.cluster = self._connect(arguments.address)
 
     @property
     def is_over(self) -> bool:
@@ -103,6 +111,17 @@ class Client:
         with contextlib.suppress(OSError):  # Nobody listens any more.
             self._notices.sendto(json.dumps(notice).encode(), self._notices_address)
 
+    def _lives(self) -> int:
+        return len(list(self.directory.glob(f"{self.name}.*.jsonl")))
+
+
+class OwnClient(Client):
+    """One of oncelog's own clients."""
+
+    def __init__(self, arguments: Namespace) -> None:
+        super().__init__(arguments)
+        self.cluster = self._connect(arguments.address)
+
     @contextlib.contextmanager
     def closing(self, client: Any) -> Iterator[Any]:
         """Close a producer or consumer at the end; that it cannot is not what is tested here."""
@@ -116,9 +135,6 @@ class Client:
                     client.close()
             except OncelogError as error:
                 _log.warning("%s: close: %s", self.writer.process, error)
-
-    def _lives(self) -> int:
-        return len(list(self.directory.glob(f"{self.name}.*.jsonl")))
 
     def _connect(self, address: str) -> oncelog.Cluster:
         deadline = time.monotonic() + DEADLINE_S

@@ -11,6 +11,7 @@ import sys
 from typing import Final
 
 from faults.client import Client
+from faults.kafka_door import KafkaMember, KafkaReader, KafkaSender, KafkaTransactor
 from faults.plain_clients import Reader, Sender
 from faults.transactors import Copier, Hijacker, Transactor
 
@@ -20,6 +21,10 @@ KINDS: Final[dict[str, type[Client]]] = {
     "copier": Copier,
     "sender": Sender,
     "reader": Reader,
+    "kafka-transactor": KafkaTransactor,
+    "kafka-sender": KafkaSender,
+    "kafka-member": KafkaMember,
+    "kafka-reader": KafkaReader,
 }
 
 
@@ -31,6 +36,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--partitions", type=int, required=True, help="of the topic written to")
     parser.add_argument("--copies", type=int, required=True, help="partitions of the copies")
+    parser.add_argument("--bootstrap", default="", help="where clients of Kafka connect to")
     parser.add_argument("--victims", default="", help="names of clients whose id is taken over")
     parser.add_argument("--isolation", default="read_committed")
     parser.add_argument("--static", action="store_true", help="a static member of its group")

@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from faults.facts import Anomaly
 
-KINDS: Final = {
+OWN_KINDS: Final = {
     "t0": "transactor",
     "t1": "transactor",
     "t2": "transactor",
@@ -25,9 +25,34 @@ KINDS: Final = {
     "reader": "reader",
     "uncommitted": "reader",
 }
-"""The name and the kind of each client."""
+"""The name and the kind of each client, where all are our own."""
 
-WRITERS: Final = ("t0", "t1", "t2", "hijacker", "sender")
+WRITERS: Final = ("transactor", "hijacker", "sender", "kafka-transactor", "kafka-sender")
+"""The kinds that stop first, so that what follows them can catch up."""
+
+
+def kafka_kinds(*, has_transactions: bool) -> dict[str, str]:
+    """The same with clients of Kafka among them. They have transactions if the cluster takes them;
+    those of our own, which share topics and groups' positions with them, always have.
+    """
+    return {
+        "t0": "transactor",
+        "t1": "kafka-transactor" if has_transactions else "transactor",
+        "hijacker": "hijacker",
+        "s0": "kafka-sender",
+        "s1": "kafka-sender",
+        "c0": "copier",
+        "c1": "copier",
+        "m0": "kafka-member",
+        "m1": "kafka-member",
+        "reader": "kafka-reader",
+        "uncommitted": "kafka-reader",
+    }
+
+
+STATIC: Final = ("c0", "m0")
+"""The clients that are static members of their group."""
+
 LOG_LINES_SHOWN: Final = 3
 
 
@@ -40,6 +65,15 @@ class Plan:
     seed: int
     partitions: int
     copies: int
+    kinds: Mapping[str, str] = field(default_factory=lambda: OWN_KINDS)
+    """The name and the kind of each client."""
+    bootstrap: str = ""
+    """Where clients of Kafka connect to, if there are any."""
+
+    @property
+    def of_kafka(self) -> list[str]:
+        """The names of clients of Kafka."""
+        return [name for name, kind in self.kinds.items() if kind.startswith("kafka-")]
 
 
 @dataclass(slots=True)
@@ -55,18 +89,18 @@ class Crew:
     @property
     def writer_ids(self) -> list[str]:
         """Transactional ids of the clients that stop first."""
-        return [f"id-{name}" for name in WRITERS if KINDS[name] == "transactor"]
+        return [f"id-{name}" for name, kind in self._kinds.items() if "transactor" in kind]
 
     @property
     def transactional_ids(self) -> list[str]:
         """Every transactional id in use."""
-        copiers = [f"id-{name}" for name, kind in KINDS.items() if kind == "copier"]
+        copiers = [f"id-{name}" for name, kind in self._kinds.items() if kind == "copier"]
         return self.writer_ids + copiers
 
     def start(self, port: int) -> None:
         """Start every client; notices of commits go to ``port``."""
         self._port = port
-        for name in KINDS:
+        for name in self._kinds:
             self._launch(name)
 
     def process_ids(self) -> dict[str, int]:
@@ -74,7 +108,7 @@ class Crew:
         return {
             name: process.pid
             for name, process in list(self._processes.items())
-            if process.poll() is None and KINDS[name] != "reader"
+            if process.poll() is None and "reader" not in self._kinds[name]
         }
 
     def tend(self) -> None:
@@ -92,12 +126,12 @@ class Crew:
 
     def stop(self, who: str) -> None:
         """Ask the ``writers``, or ``all``, to end."""
-        for name in WRITERS if who == "writers" else KINDS:
+        for name in self._names(who):
             self._until(name).touch()
 
     def alive_text(self, who: str) -> Callable[[], str]:
         """Names those that were asked to end and have not."""
-        names = WRITERS if who == "writers" else tuple(KINDS)
+        names = self._names(who)
         return lambda: ", ".join(name for name in names if name not in self._ended)
 
     def kill(self) -> None:
@@ -107,8 +141,16 @@ class Crew:
                 process.kill()
                 process.wait()
 
+    @property
+    def _kinds(self) -> Mapping[str, str]:
+        return self.plan.kinds
+
+    def _names(self, who: str) -> list[str]:
+        return [n for n, kind in self._kinds.items() if who == "all" or kind in WRITERS]
+
     def _until(self, name: str) -> Path:
-        return self.plan.directory / ("stop-writers" if name in WRITERS else "stop-all")
+        is_writer = self._kinds[name] in WRITERS
+        return self.plan.directory / ("stop-writers" if is_writer else "stop-all")
 
     def _log(self, name: str) -> Path:
         return self.plan.directory / f"{name}.log"
@@ -119,11 +161,12 @@ class Crew:
 
     def _launch(self, name: str) -> None:
         plan = self.plan
-        victims = ",".join(name for name, kind in KINDS.items() if kind == "transactor")
+        victims = ",".join(n for n, kind in self._kinds.items() if kind == "transactor")
         options = {
-            "kind": KINDS[name],
+            "kind": self._kinds[name],
             "name": name,
             "address": plan.address,
+            "bootstrap": plan.bootstrap,
             "history": plan.directory,
             "seed": plan.seed,
             "until": self._until(name),
@@ -135,7 +178,7 @@ class Crew:
         }
         command = [sys.executable, "-m", "faults.clients"]
         command += [word for key, value in options.items() for word in (f"--{key}", str(value))]
-        if name == "c0":
+        if name in STATIC:
             command.append("--static")
         with self._log(name).open("ab") as log:
             log.write(f"--- started at {time.monotonic_ns()}\n".encode())

@@ -15,6 +15,7 @@ CONTROLLER: Final = "controller"
 BROKER: Final = "broker actor"
 CLIENT: Final = "client"
 EVERYTHING: Final = "every actor"
+GATEWAY: Final = "gateway"
 NODE: Final = "node"
 LINK: Final = "link"
 ONE_WAY_LINK: Final = "one-way link"
@@ -55,6 +56,9 @@ LINKED_ROLES: Final[Mapping[str, int]] = {
 }
 """The same where what links two nodes can be cut, or one node off from all others, and the node of
 one broker has a disk of its own."""
+
+GATEWAY_SHARE: Final = 6
+"""How often a gateway is chosen, where clients of Kafka are among the clients."""
 
 NODE_ROLES: Final = frozenset(
     {NODE, LINK, ONE_WAY_LINK, EMPTIED_DISK, OLD_DISK, FULL_DISK, DOUBLE_FAILOVER}

@@ -7,11 +7,11 @@ from argparse import Namespace
 from typing import Any, Final
 
 from faults.client import (
-    COPIES_TOPIC,
     EVENTS_TOPIC,
     GROUP,
-    Client,
     LifeEnded,
+    OwnClient,
+    all_keys,
     partition_of,
     polled,
 )
@@ -26,14 +26,7 @@ REWIND_SHARE: Final = 0.005
 POLL_MS: Final = 200
 
 
-def all_keys(arguments: Namespace) -> list[str]:
-    """Every key of the campaign."""
-    return [f"{EVENTS_TOPIC}-{n}" for n in range(arguments.partitions)] + [
-        f"{COPIES_TOPIC}-{n}" for n in range(arguments.copies)
-    ]
-
-
-class Sender(Client):
+class Sender(OwnClient):
     """Sends without transactions, several requests in flight: idempotence alone must hold."""
 
     def __init__(self, arguments: Namespace) -> None:
@@ -74,7 +67,7 @@ class Sender(Client):
         raise LifeEnded(f"send: {error}") from error
 
 
-class Reader(Client):
+class Reader(OwnClient):
     """Reads every key in order, looks the group's offsets up, and begins again now and then."""
 
     def __init__(self, arguments: Namespace) -> None:

@@ -12,8 +12,8 @@ from faults.client import (
     COPIES_TOPIC,
     EVENTS_TOPIC,
     GROUP,
-    Client,
     LifeEnded,
+    OwnClient,
     key_of,
     partition_of,
     polled,
@@ -36,7 +36,7 @@ TIMEOUTS_MS: Final = (4_000, 20_000)
 _log = logging.getLogger("faults.client")
 
 
-class TransactionalClient(Client):
+class TransactionalClient(OwnClient):
     """What writers, copiers and hijackers share: taking an id over, and ending a transaction."""
 
     def open_producer(self, transactional_id: str) -> Any:

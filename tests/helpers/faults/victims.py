@@ -18,6 +18,7 @@ from faults.fault_plan import (
     CONTROLLER,
     EVERYTHING,
     FOLLOWER,
+    GATEWAY,
     GROUPS,
     LEADER,
     NODE,
@@ -28,6 +29,7 @@ from oncelog.actors.interfaces import (
     CONTROLLER_ACTOR,
     NAMESPACE,
     broker_actor,
+    gateway_actor,
     holder_of,
     placements_of,
 )
@@ -69,16 +71,22 @@ class _Replica:
 class Actors:
     """The actors of the log by role, and the processes that they are just now.
 
-    ``keys`` and ``transactional_ids`` are those of the clients. A thread asks the controller again
+    ``keys`` and ``transactional_ids`` are those of the clients, ``of_gateways`` the names of those
+    that are clients of Kafka, whom any gateway may serve. A thread asks the controller again
     and again, until ``close``: while it is paused or away, what it said last has to do.
     """
 
     def __init__(
-        self, cluster: Any, keys: Collection[str], transactional_ids: Collection[str]
+        self,
+        cluster: Any,
+        keys: Collection[str],
+        transactional_ids: Collection[str],
+        of_gateways: Collection[str] = (),
     ) -> None:
         self._cluster = cluster
         self.keys = keys
         self._transactional_ids = transactional_ids
+        self._of_gateways = of_gateways
         self._metadata = cluster.describe()
         self._known_at = time.monotonic()
         self._handles: dict[str, Any] = {}
@@ -255,6 +263,10 @@ class Actors:
         if role in (BROKER, EVERYTHING):
             for broker in self._metadata.brokers:
                 found[broker_actor(broker.broker_id)] = (broker.broker_id, {CONTROLLER})
+        if self._of_gateways and role in (GATEWAY, EVERYTHING):
+            for broker in self._metadata.brokers:
+                name = gateway_actor(0, broker.broker_id)
+                found[name] = (broker.broker_id, set(self._of_gateways))
         for replica in self._replicas():
             its_role, serves = self._needed_for(replica)
             if serves and role in (its_role, EVERYTHING):

@@ -128,3 +128,12 @@ def test_a_controller_that_has_moved_to_another_broker_is_not_silent():
     assert told["OncelogReplicaSilent"].count('topic!="__cluster_metadata"') == 2
     assert told["OncelogControllerSilent"].count('{topic="__cluster_metadata"}') == 2
     assert "broker" not in told["OncelogControllerSilent"]
+
+
+def test_a_gateway_that_does_not_serve_is_told_and_so_is_one_that_tells_nothing():
+    told = {rule["alert"]: rule["expr"] for rule in alert_rules()}
+    gauge = "ray_oncelog_gateway_not_serving"
+    assert told["OncelogGatewayNotServing"] == f"max by (broker) ({gauge}) > 0"
+    assert told["OncelogGatewaySilent"] == (
+        f"max by (broker) (max_over_time({gauge}[1h])) unless max by (broker) ({gauge})"
+    )

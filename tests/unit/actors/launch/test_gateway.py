@@ -7,7 +7,7 @@ import dataclasses
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -21,6 +21,14 @@ from oncelog.actors.gateway import listener
 from oncelog.actors.launch import processes
 from oncelog.actors.launch.gateway import OPEN_RETRY_S, Gateway
 from oncelog.actors.pin import BY_LABEL, Pin
+from oncelog.actors.process.metrics import (
+    GATEWAY_CONNECTION_COUNT,
+    GATEWAY_NOT_SERVING,
+    NO_METRICS,
+    Metric,
+    MetricSink,
+    NoMetrics,
+)
 from oncelog.actors.protocol.messages.access import NO_ACCESS, Access, Rules
 from oncelog.actors.protocol.messages.brokers import (
     FindKafkaListenerReply,
@@ -33,6 +41,19 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CLUSTER_METADATA_TOPIC
 
 ASK = FindKafkaListenerRequest()
+
+
+class Sink(NoMetrics):
+    """The last value of each gauge."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[Metric, float] = {}
+
+    def set(self, metric: Metric, value: float, tags: Mapping[str, str]) -> None:
+        assert tags == {"broker": "1"}
+        self.gauges[metric] = value
+
+
 Story = Callable[[Gateway, Actors], Awaitable[None]]
 
 
@@ -43,7 +64,12 @@ def free_port() -> int:
 
 
 def play(
-    story: Story, *, knows_rules: bool = True, port: int | None = None, rules: Rules | None = None
+    story: Story,
+    *,
+    knows_rules: bool = True,
+    port: int | None = None,
+    rules: Rules | None = None,
+    metrics: MetricSink = NO_METRICS,
 ) -> None:
     async def body() -> None:
         actors, bugs = Actors(), list[BaseException]()
@@ -56,6 +82,7 @@ def play(
             loop,
             bugs.append,
             door=door,
+            metrics=metrics,
         )
         config = GatewayConfig(
             number=0,
@@ -166,6 +193,24 @@ def test_a_port_that_cannot_be_opened_is_told_and_tried_again(monkeypatch, caplo
     with caplog.at_level(logging.ERROR):
         play(story)
     assert "Gateway(gateway:0@1) serves no clients of Kafka: " in caplog.text
+
+
+def test_it_reports_whether_it_serves_and_how_many_clients_it_has():
+    sink = Sink()
+
+    async def story(gateway: Gateway, actors: Actors) -> None:
+        interval_s = gateway.config.cluster.metrics_interval_ms / 1_000
+        await asyncio.sleep(1)
+        assert sink.gauges == {GATEWAY_NOT_SERVING: 1, GATEWAY_CONNECTION_COUNT: 0}
+        gateway.environment.door.learn(NO_ACCESS)
+        await asyncio.sleep(interval_s)
+        assert sink.gauges == {GATEWAY_NOT_SERVING: 0, GATEWAY_CONNECTION_COUNT: 0}
+        _, writer = await asyncio.open_connection(*gateway.address())
+        await asyncio.sleep(interval_s)
+        assert sink.gauges == {GATEWAY_NOT_SERVING: 0, GATEWAY_CONNECTION_COUNT: 1}
+        writer.close()
+
+    play(story, knows_rules=False, metrics=sink)
 
 
 def test_a_later_life_has_the_port_of_the_one_before():

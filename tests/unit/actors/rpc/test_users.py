@@ -293,6 +293,15 @@ def test_a_process_that_does_not_know_the_rules_answers_programs_and_no_user(req
     assert refused is ErrorCode.NETWORK_EXCEPTION
 
 
+def test_a_door_tells_what_a_user_may_by_its_rules_and_without_any_that_is_nothing():
+    asked = (Principal(ALICE), Operation.READ, Resource.TOPIC)
+    door = Door(None)
+    assert not door.may(*asked, "flights", "127.0.0.1")
+    door.learn(access(acl(Operation.READ)))
+    assert door.may(*asked, "flights", "127.0.0.1")
+    assert not door.may(*asked, "delays", "127.0.0.1")
+
+
 @pytest.mark.parametrize(
     "newer",
     [

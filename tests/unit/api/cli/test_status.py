@@ -123,6 +123,12 @@ class StatusTransport:
             topic_partition=tp, process_id=2_000, is_following=True
         )
 
+    def serve_kafka(self):
+        """Set a port for clients of Kafka, which the gateway of broker 1 has opened."""
+        settings = (("kafka_port", "9092"),)
+        self.metadata = structs.replace(self.metadata, settings=settings)
+        self.replies["gateway:0@1"] = FindKafkaListenerReply(host="10.0.0.1", port=9_092)
+
     def lose_controller(self):
         self.metadata = MetadataReply(error=ErrorCode.NETWORK_EXCEPTION)
         self.replies["controller"] = DescribeReplicaReply(error=ErrorCode.NETWORK_EXCEPTION)
@@ -154,13 +160,11 @@ def test_the_cluster_is_described(cluster):
 
 
 def test_it_is_told_where_clients_of_kafka_connect_to(cluster):
-    assert cluster.seen().kafka == ()
+    assert cluster.seen().kafka == []
     assert "\nkafka" not in cli_status.as_text(cluster.seen())
     cluster.add_broker()
     cluster.add_broker(broker_id=3, is_live=False)
-    settings = (("kafka_port", "9092"),)
-    cluster.metadata = structs.replace(cluster.metadata, settings=settings)
-    cluster.replies["gateway:0@1"] = FindKafkaListenerReply(host="10.0.0.1", port=9_092)
+    cluster.serve_kafka()
     cluster.replies["gateway:0@2"] = FindKafkaListenerReply(error=ErrorCode.NETWORK_EXCEPTION)
     seen = cluster.seen()
     assert cli_status.as_json(seen)["kafka"] == ["10.0.0.1:9092"]
@@ -380,6 +384,20 @@ def disk_refuses(cluster):
     return ("partition:flights-0@2 (No space left)",)
 
 
+def gateway_not_serving(cluster):
+    cluster.add_broker()
+    cluster.add_broker(broker_id=3)
+    cluster.serve_kafka()
+    cluster.replies["gateway:0@2"] = FindKafkaListenerReply(error=ErrorCode.REQUEST_TIMED_OUT)
+    cluster.replies["gateway:0@3"] = FindKafkaListenerReply(
+        error=ErrorCode.BROKER_NOT_AVAILABLE, detail="ports 9092 to 9108 are all taken"
+    )
+    return (
+        "gateway:0@2 (does not answer)",
+        "gateway:0@3 (offline: ports 9092 to 9108 are all taken)",
+    )
+
+
 def under_replicated(cluster):
     cluster.add_broker()
     cluster.change_partition("flights", 0, isr=(1,))
@@ -416,6 +434,7 @@ ROWS = {
     "broker takes no part": (broker_takes_no_part, 1),
     "replica not following": (replica_not_following, 1),
     "disk refuses": (disk_refuses, 1),
+    "gateway not serving": (gateway_not_serving, 1),
     "under-replicated": (under_replicated, 1),
     "voter behind": (voter_behind, 1),
     "late transaction": (late_transaction, 1),
@@ -440,6 +459,17 @@ def test_a_dead_node_is_told_once_and_everything_is_served(cluster):
     broker_away(cluster)
     assert cluster.told() == ({"broker away": ("broker 2",)}, 1)
     assert "state      degraded" in cli_status.as_text(cluster.seen())
+
+
+def test_the_gateway_of_a_broker_that_is_known_to_be_away_is_not_missed(cluster):
+    broker_away(cluster)
+    cluster.serve_kafka()
+    cluster.add_broker(broker_id=3, is_fenced=True)
+    cluster.add_broker(broker_id=4, data_dir="", problem="/data is another cluster's")
+    for number in (3, 4):
+        gone = FindKafkaListenerReply(error=ErrorCode.NETWORK_EXCEPTION)
+        cluster.replies[f"gateway:0@{number}"] = gone
+    assert "gateway not serving" not in cluster.told()[0]
 
 
 def test_a_broker_that_was_drained_is_not_missed(cluster):

@@ -12,6 +12,10 @@ import pytest
 from console_cluster import ConsoleCluster, console_of, log_in
 from topics import topic_of
 
+from oncelog.actors.protocol.messages.brokers import (
+    FindKafkaListenerReply,
+    FindKafkaListenerRequest,
+)
 from oncelog.actors.protocol.messages.cluster import (
     BrokerMetadata,
     MetadataReply,
@@ -155,6 +159,22 @@ def test_who_does_not_serve_is_looked_up_in_the_log_of_its_process(place, actor)
     seen = SimpleNamespace(status=SimpleNamespace(actors=[]))
     (condition,) = (one for one in CONDITIONS if one.name == "not serving")
     assert pages.command_for(FoundCondition(condition, (place,)), seen) == ("logs", actor)
+
+
+def test_where_clients_of_kafka_connect_to_is_told_of_each_broker_if_they_are_served():
+    cluster = ConsoleCluster()
+    assert "clients of Kafka" not in text_of(page_of(cluster, "/brokers"))
+    cluster.settings = (("kafka_port", "9092"),)
+    cluster.brokers = (*cluster.brokers, BrokerMetadata(broker_id=2, data_dir="/data"))
+    open_one = FindKafkaListenerReply(host="10.0.0.1", port=9_092)
+    replies = [open_one, FindKafkaListenerReply(error=ErrorCode.NETWORK_EXCEPTION)] * 2
+    cluster.hooks[FindKafkaListenerRequest] = lambda _: replies.pop(0)
+    told = text_of(page_of(cluster, "/brokers"))
+    assert "/data 10.0.0.1:9092" in told
+    assert "/data not served" in told
+    page = page_of(cluster, "/")
+    assert "gateway not serving gateway:0@2 (gone or restarting)" in text_of(page)
+    assert 'data-copy="oncelog logs gateway:0@2"' in page
 
 
 # --- a cluster that is gone -------------------------------------------------------------------

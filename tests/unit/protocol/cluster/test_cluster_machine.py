@@ -144,6 +144,17 @@ def test_a_deleted_topic_can_be_made_again_but_never_with_its_old_id(
     assert again.reply.error is ErrorCode.NONE
 
 
+@pytest.mark.parametrize("topic_id", ["a" * 32, "b" * 32])
+def test_a_topic_is_deleted_by_its_id_or_not_at_all(machine: ClusterMachine, topic_id: str) -> None:
+    request = DeleteTopicRequest(name="flights", topic_id=topic_id)
+    assert machine.decide_delete_topic(request).reply.error is ErrorCode.UNKNOWN_TOPIC_ID
+    run(machine, machine.decide_create_topic(create(topic_id="a" * 32)))
+    reply = run(machine, machine.decide_delete_topic(request))
+    is_its_own = topic_id == "a" * 32
+    assert reply.error is (ErrorCode.NONE if is_its_own else ErrorCode.UNKNOWN_TOPIC_ID)
+    assert bool(machine.metadata(["flights"])) is not is_its_own
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [

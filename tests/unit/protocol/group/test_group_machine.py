@@ -10,7 +10,7 @@ from msgspec import structs
 
 from oncelog.actors.protocol.group.group_machine import MEMBER_BLOB_MAX_BYTES, MEMBER_PROTOCOLS_MAX
 from oncelog.actors.protocol.group.rebalance import TimerKind
-from oncelog.actors.protocol.messages.group import GroupProtocol
+from oncelog.actors.protocol.messages.group import DescribeGroupsRequest, GroupProtocol
 from oncelog.actors.protocol.messages.transaction import DriverProcess
 from oncelog.storage.errors import ErrorCode
 
@@ -477,6 +477,30 @@ def test_describe_shows_members_and_leaves_out_unknown_groups(world: Any) -> Non
         leader.member_id.encode(),
         follower.member_id.encode(),
     ]
+
+
+def test_from_where_a_member_joined_and_with_what_is_known_to_the_next_coordinator_too(
+    world: Any,
+) -> None:
+    (joined,) = world.stable(world.enter(client_host="/10.0.0.9"))
+
+    def described() -> tuple[str, bytes]:
+        (member,) = world.describe().members
+        return member.client_host, member.subscription
+
+    assert described() == ("/10.0.0.9", b"flights")
+    world.fail_over()
+    assert described() == ("/10.0.0.9", b"flights")
+    world.stable(world.join(joined.member_id, client_host="/10.0.0.8"))
+    assert described()[0] == "/10.0.0.8"
+    (listed,) = world.machine.describe(DescribeGroupsRequest()).groups
+    assert listed.members[0].subscription == b"", "only where the group is named"
+
+
+def test_of_a_member_whose_host_is_not_known_none_is_made_up(world: Any) -> None:
+    world.two_members()
+    world.fail_over()
+    assert {member.client_host for member in world.describe().members} == {""}
 
 
 def test_parked_member_is_not_expired(world: Any) -> None:

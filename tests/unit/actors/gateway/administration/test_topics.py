@@ -46,7 +46,7 @@ from oncelog.actors.gateway.messages.primitives import NO_UUID
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
-from oncelog.actors.protocol.messages.cluster import MetadataReply
+from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
 from oncelog.actors.protocol.messages.partition import DeleteRecordsReply
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
@@ -352,6 +352,40 @@ def test_topics_are_deleted_by_name_and_by_id(play: Play) -> None:
     play(story)
 
 
+def test_a_topic_that_has_taken_the_name_of_one_deleted_by_id_stays(play: Play) -> None:
+    """Timeline: 1. a client asks for the deletion of an id 2. the controller tells its name
+    3. another client deletes the topic and creates it again 4. the deletion arrives.
+    """
+
+    async def story(world: AdminCluster) -> None:
+        created = await create(world, new())
+        seen = await world.controller.metadata(MetadataRequest())
+        await delete(world, DeleteTopicState(name="flights"))
+        await create(world, new())
+        world.answers[CONTROLLER_ACTOR, "metadata"] = seen
+        by_id = DeleteTopicState(topic_id=created.topic_id)
+        (result,) = await delete(world, by_id)
+        assert result.error_code == ErrorCode.UNKNOWN_TOPIC_ID
+        assert world.topic("flights")
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_by_id", [False, True])
+def test_a_topic_whose_deletion_was_not_heard_of_is_deleted(play: Play, is_by_id: bool) -> None:
+    async def story(world: AdminCluster) -> None:
+        created = await create(world, new())
+        named = DeleteTopicState(name="flights")
+        world.losing["delete_topic"] = 1
+        (result,) = await delete(
+            world, DeleteTopicState(topic_id=created.topic_id) if is_by_id else named
+        )
+        assert result.error_code == 0
+        assert len(world.requests("delete_topic")) == 2
+
+    play(story)
+
+
 def test_topics_are_deleted_by_name_in_the_old_form(play: Play) -> None:
     async def story(world: AdminCluster) -> None:
         await create(world, new("flights"), new("delays"))
@@ -392,17 +426,6 @@ def test_a_topic_that_cannot_be_deleted_is_refused_with_the_reason(play: Play) -
         assert "'delays'" in (results[0].error_message or "")
         assert unknown_id.hex() in (results[1].error_message or "")
         assert world.topic("flights")
-
-    play(story)
-
-
-def test_a_topic_whose_deletion_was_not_heard_of_is_deleted(play: Play) -> None:
-    async def story(world: AdminCluster) -> None:
-        await create(world, new())
-        world.losing["delete_topic"] = 1
-        (result,) = await delete(world, DeleteTopicState(name="flights"))
-        assert result.error_code == 0
-        assert len(world.requests("delete_topic")) == 2
 
     play(story)
 
