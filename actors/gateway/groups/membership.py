@@ -533,13 +533,13 @@ def _described(call: Call, name: str, found: group.GroupDescription | None) -> D
         protocol_type=found.protocol_type,
         protocol_data=found.protocol_name if found.state == "Stable" else "",
         members=[
-            # Coordinators do not tell from where a member calls, nor its subscription.
+            # Coordinators do not tell from where a member calls.
             DescribedGroupMember(
                 member_id=member.member_id,
                 group_instance_id=member.group_instance_id,
                 client_id=member.client_id,
                 client_host="",
-                member_metadata=b"",
+                member_metadata=member.subscription,
                 member_assignment=member.assignment,
             )
             for member in found.members

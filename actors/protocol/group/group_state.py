@@ -368,6 +368,7 @@ class Group:
                     group_instance_id=member.group_instance_id,
                     client_id=member.client_id,
                     assignment=member.assignment,
+                    subscription=member.metadata(self.protocol_name),
                 )
                 for member in self.members.values()
             ),

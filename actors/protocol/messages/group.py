@@ -241,6 +241,8 @@ class GroupMemberDescription(msgspec.Struct, frozen=True, kw_only=True):
     group_instance_id: str | None
     client_id: str
     assignment: bytes
+    subscription: bytes = b""
+    """Under the protocol of the group."""
 
 
 class GroupDescription(msgspec.Struct, frozen=True, kw_only=True):

@@ -477,6 +477,7 @@ def test_describe_shows_members_and_leaves_out_unknown_groups(world: Any) -> Non
         leader.member_id.encode(),
         follower.member_id.encode(),
     ]
+    assert {member.subscription for member in group.members} == {b"flights"}
 
 
 def test_parked_member_is_not_expired(world: Any) -> None:

@@ -671,6 +671,7 @@ def test_groups_of_all_coordinators_are_described_in_one_call_each(play: Play) -
         (member,) = stable.members
         assert (member.member_id, member.client_id) == (joined.member_id, "app")
         assert (member.client_host, bytes(member.member_assignment)) == ("", b"all")
+        assert bytes(member.member_metadata) == b"\x00\x01flights"
         assert stable.authorized_operations == membership.NO_OPERATIONS
 
     play(story)
