@@ -63,6 +63,8 @@ class ClusterView:
         """Answers of any age; may be read from any thread."""
         self.newest: MetadataReply | None = None
         self.cluster_key_version = 0
+        self.changed_ms = ANY_AGE_MS
+        """For the owner: when somebody was last told that topics have changed."""
         self._ask_controller = ask_controller
         self._spawn = spawn
         self._asked_ms: dict[str, int] = {}

@@ -106,3 +106,9 @@ class Call:
     def forget(self, *topics: str) -> None:
         """Ask the controller about these topics before they are next used: a leader was wrong."""
         self.cluster.view.invalidate(*topics)
+
+    def tell_change(self, *topics: str) -> None:
+        """These topics are created, grown or deleted: nobody is told now what was so before."""
+        self.cluster.view.invalidate(*topics)
+        # Not what was asked within this millisecond either.
+        self.cluster.view.changed_ms = loop_ms() + 1

@@ -4,8 +4,9 @@ Each broker is a node of Kafka, at the address of its gateway. Gateways ask each
 Every gateway serves every partition, so where the leader's does not answer this one is named
 instead, and no partition is out of reach because of a port.
 
-The controller is asked for all clients together: answers are shared for ``SHARED_MS``. Whether a
-client may see a topic is judged for each.
+The controller is asked for all clients together: answers are shared for ``SHARED_MS``, but not with
+those who ask after a client of this gateway was told that topics have changed. Whether a client may
+see a topic is judged for each.
 """
 
 from __future__ import annotations
@@ -436,7 +437,7 @@ class MetadataHandlers:
         view = self._cluster.view
         # Shards are always there: whoever asks for nothing else learns of the brokers by them.
         error, found = await view.topics(
-            (*names, CONSUMER_OFFSETS_TOPIC), as_of_ms=loop_ms() - SHARED_MS
+            (*names, CONSUMER_OFFSETS_TOPIC), as_of_ms=self._as_of_ms()
         )
         newest = view.newest
         if newest is None:
@@ -444,10 +445,14 @@ class MetadataHandlers:
         topics = tuple(found[name] for name in names if name in found)
         return structs.replace(newest, error=error, topics=topics)
 
+    def _as_of_ms(self) -> int:
+        """What was asked then or later is told; not what was so before a change told since."""
+        return max(loop_ms() - SHARED_MS, self._cluster.view.changed_ms)
+
     async def _everything(self) -> MetadataReply:
         """All topics, as the controller knows them; or those that it last told of."""
         asking = self._asking_all
-        if asking is None or loop_ms() - self._asked_all_ms > SHARED_MS:
+        if asking is None or self._asked_all_ms < self._as_of_ms():
             self._asked_all_ms = loop_ms()
             asking = self._asking_all = self._tasks.spawn(self._ask_for_all())
         # It goes on without this caller: others wait for the same answer.

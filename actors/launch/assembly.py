@@ -87,6 +87,12 @@ from oncelog.storage.model import (
 
 _logger = logging.getLogger(__name__)
 
+READS: Final = ("fetch", "list_offsets", "describe_producers")
+"""What a coordinator's log answers too: tools of Kafka's ask all topics, these among them.
+
+The cluster's own log does not: it has keys, and what users log in by.
+"""
+
 DISK_RESTART_MS: Final = 2_000
 """Delay before a process ends whose replica is offline for a transient reason."""
 
@@ -225,6 +231,11 @@ class ReplicaServer(ReplicaEvents):
         for name in REQUESTS:
             if hasattr(self.shell, name) and not hasattr(self, name):
                 setattr(self, name, getattr(self.shell, name))
+        if self.config.topic in (TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC):
+            reader = PartitionShell(self)
+            for name in READS:
+                if not hasattr(self, name):
+                    setattr(self, name, getattr(reader, name))
 
     def __repr__(self) -> str:
         return f"Replica({self.config.topic}-{self.config.partition})"

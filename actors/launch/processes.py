@@ -430,13 +430,13 @@ class PartitionProcess(ReplicaProcess):
 class TransactionCoordinatorProcess(ReplicaProcess):
     """The process of one shard of transactional ids."""
 
-    answering = (ReplicaServer, TransactionCoordinator)
+    answering = (ReplicaServer, TransactionCoordinator, PartitionShell)
 
 
 class GroupCoordinatorProcess(ReplicaProcess):
     """The process of one shard of consumer groups."""
 
-    answering = (ReplicaServer, GroupCoordinator)
+    answering = (ReplicaServer, GroupCoordinator, PartitionShell)
 
 
 class HostProcess(ActorProcess):

@@ -13,6 +13,7 @@ import functools
 import itertools
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -343,8 +344,8 @@ class ActorConnection(FramedProtocol):
         ] = {}
         self._greeted: asyncio.Future[tuple[int, bytes]] = self.loop.create_future()
         """Done with the next frame of the handshake."""
-        self._drained: asyncio.Future[None] = self.loop.create_future()
-        """Done when calls that wait for the actor to read may continue."""
+        self._turns: deque[asyncio.Future[bool]] = deque()
+        """Of calls that wait for the actor to read; they leave in the order they came in."""
 
     async def call(
         self,
@@ -360,11 +361,12 @@ class ActorConnection(FramedProtocol):
         """
         began = self.loop.time()
         deadline = began + timeout_ms / 1000
-        if self.is_congested:
-            await self._room(deadline)
+        is_in_time = True
+        if self.is_congested or self._turns:
+            is_in_time = await self._turn(deadline)
         if self.is_closing:
             return request.failed(ErrorCode.NETWORK_EXCEPTION)
-        if self.is_congested:
+        if not is_in_time:
             return self._unanswered(request, began, timeout_ms)
         correlation_id, self._next_id = self._next_id, self._next_id + 1
         answer: asyncio.Future[Any] = self.loop.create_future()
@@ -387,15 +389,23 @@ class ActorConnection(FramedProtocol):
                 self._close_when_idle()
         return self._unanswered(request, began, timeout_ms) if reply is None else reply
 
-    async def _room(self, deadline: float) -> None:
-        """Wait until the actor reads, the connection is lost, or the time is up."""
-        while self.is_congested and not self.is_closing and self.loop.time() < deadline:
-            await asyncio.wait({self._drained}, timeout=deadline - self.loop.time())
+    async def _turn(self, deadline: float) -> bool:
+        """Wait until the actor reads or the connection is lost; false if the time is up first."""
+        turn: asyncio.Future[bool] = self.loop.create_future()
+        timer = self.loop.call_at(deadline, resolve_future, turn, False)
+        self._turns.append(turn)
+        try:
+            return await turn
+        finally:
+            timer.cancel()
+            self._turns.remove(turn)
+            # Once this call is sent: it may have filled the connection again.
+            self.loop.call_soon(self.drained)
 
     def drained(self) -> None:
-        """Resume the waiting calls; if the connection fills again, the rest wait again."""
-        drained, self._drained = self._drained, self.loop.create_future()
-        resolve_future(drained, None)
+        """Resume the call that has waited longest; the next one follows if there is still room."""
+        if self._turns and (self.is_closing or not self.is_congested):
+            resolve_future(self._turns[0], True)
 
     def _unanswered(self, request: Request[ReplyT], began: float, timeout_ms: int) -> ReplyT:
         if self._last_received < began and timeout_ms >= SILENCE_MS:
@@ -448,7 +458,7 @@ class ActorConnection(FramedProtocol):
         if self.on_lost is not None:
             self.on_lost()
         resolve_future(self._greeted, (Outcome.FAILED, b""))
-        resolve_future(self._drained, None)
+        self.drained()
         for request, answer, _ in self._pending.values():
             resolve_future(answer, request.failed(ErrorCode.NETWORK_EXCEPTION))
 

@@ -305,7 +305,9 @@ def test_every_command_that_a_document_names_exists(root, documents):
     known = re.search(r'^COMMANDS="([^"]*)"', script, re.MULTILINE)
     commands = {words.split()[0] for words in known.group(1).split(", ")}
     named = {
-        command for text in documents.values() for command in re.findall(r"\./run ([a-z]+)", text)
+        command
+        for text in documents.values()
+        for command in re.findall(r"\./run ([a-z-]+[a-z])", text)
     }
     assert {"demo", "test"} <= named
     assert named <= commands

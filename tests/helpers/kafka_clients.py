@@ -131,13 +131,16 @@ class KafkaCluster:
 
 
 @contextmanager
-def started(root: Path, **environment: str) -> Iterator[KafkaCluster]:
-    """A cluster of one broker, from the first connection that its gateway takes until the end."""
+def started(root: Path, *options: str, **environment: str) -> Iterator[KafkaCluster]:
+    """A cluster of one broker, from the first connection that its gateway takes until the end.
+
+    ``options`` are more of ``oncelog start``.
+    """
     unset = {"RAY_ADDRESS", "ONCELOG_DEBUG"}
     given = {name: text for name, text in os.environ.items() if name not in unset}
     one = KafkaCluster(root / "data", free_port(), {**given, **environment})
     try:
-        one.run("start", "--num-cpus", "2", "--kafka-port", str(one.port))
+        one.run("start", "--num-cpus", "2", "--kafka-port", str(one.port), *options)
         wait_for(one.gateway, f"a listener at port {one.port}")
         yield one
     finally:
@@ -401,11 +404,16 @@ class JavaTools:
         return done.stdout
 
 
-def java_tools() -> JavaTools:
-    """Java and the jars, or the test is skipped."""
-    java = shutil.which("java")
-    if java is None:
+def java() -> str:
+    """The program ``java``, or the test is skipped."""
+    found = shutil.which("java")
+    if found is None:
         pytest.skip("no java on this machine")
+    return found
+
+
+def fetched_jars(*of: object) -> Path:
+    """The directory of Kafka's tools, or of other jars (``fetch_jars``); or the test is skipped."""
     path = Path(__file__).resolve().parents[1] / "interop" / "kafka_jars.py"
     spec = importlib.util.spec_from_file_location("kafka_jars", path)
     assert spec is not None
@@ -413,9 +421,28 @@ def java_tools() -> JavaTools:
     kafka_jars = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(kafka_jars)
     try:
-        return JavaTools(java, kafka_jars.fetch_jars())
+        found: Path = kafka_jars.fetch_jars(*of)
     except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"Kafka's jars cannot be fetched: {error}")
+        pytest.skip(f"jars cannot be fetched: {error}")
+    return found
+
+
+def java_tools() -> JavaTools:
+    """Java and the jars, or the test is skipped."""
+    return JavaTools(java(), fetched_jars())
+
+
+def stop_when(process: subprocess.Popen[Any], is_so: Callable[[], bool]) -> None:
+    """SIGSTOP a process at a moment when that is so, and still is so when it has stopped."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        assert process.poll() is None, "the process has ended before that was so"
+        assert time.monotonic() < deadline_s, "that was never so"
+        if is_so():
+            process.send_signal(signal.SIGSTOP)
+            if is_so():
+                return
+            process.send_signal(signal.SIGCONT)
 
 
 class Copier:
@@ -446,16 +473,6 @@ class Copier:
             if line.startswith("{") and json.loads(line).get("consumed", 0) > 0:
                 self._committed_count += 1
         return True
-
-    def stop_when(self, is_so: Callable[[], bool]) -> None:
-        """Stop it at a moment when that is so, and still is so when it has stopped."""
-        while True:
-            assert self.process.poll() is None, "the copier has ended before that was so"
-            if is_so():
-                self.process.send_signal(signal.SIGSTOP)
-                if is_so():
-                    return
-                self.process.send_signal(signal.SIGCONT)
 
     def finish(self) -> list[str]:
         """Its last lines, once it has copied all and ended well."""

@@ -22,7 +22,10 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 ALWAYS: Final = "tests/arch"
 FOR_ALL: Final = ("tests/conftest.py", "pyproject.toml", "setup.py", "requirements.lock", "run")
 """What every test depends on."""
-ON_PATH: Final = ("tests/helpers", "tests/sim", "tests/explore", "tests/fuzz")
+ON_PATH: Final = (
+    *("tests/helpers", "tests/sim", "tests/explore", "tests/fuzz"),
+    "tests/interop/suites",
+)
 """Where tests import from by bare names: ``pythonpath`` of ``pyproject.toml``."""
 COMPILED: Final = (".pyx", ".pxi", ".pxd", ".h", ".c")
 

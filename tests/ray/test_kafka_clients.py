@@ -36,8 +36,11 @@ from kafka_clients import (  # noqa: E402
     read_to_end,
     read_with_oncelog,
     started,
+    stop_when,
     write_with_librdkafka,
 )
+from kafka_ray_data import read_with_ray_data  # noqa: E402
+from kafka_streams import check_counts, count_under_kill  # noqa: E402
 
 from oncelog.actors.rpc.certificates import FILES, OUR_FILES  # noqa: E402
 
@@ -412,7 +415,7 @@ def test_a_java_copier_killed_in_mid_transaction_copies_each_record_once(
 
     copier = Copier(tools, served, topic, sink)
     try:
-        copier.stop_when(lambda: copier.has_committed(3) and is_open())
+        stop_when(copier.process, lambda: copier.has_committed(3) and is_open())
         copier.process.kill()
     finally:
         copier.close()
@@ -426,6 +429,31 @@ def test_a_java_copier_killed_in_mid_transaction_copies_each_record_once(
     served.wait_until_decided(sink)
     assert read_to_end(served.bootstrap, sink, COMMITTED) == values
     assert len(read_to_end(served.bootstrap, sink, UNCOMMITTED)) > len(values), "one was aborted"
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+def test_kafka_streams_counts_each_word_exactly_once_however_often_it_is_killed(
+    served: KafkaCluster, tmp_path: Path
+) -> None:
+    # The next process is the same member: the group does not wait until the last one is given up.
+    settings = {"group.instance.id": "counts"}
+    check_counts(*count_under_kill(served, tmp_path, "words", kills=2, **settings))
+
+
+def test_ray_data_reads_each_record_of_a_topic_once(served: KafkaCluster) -> None:
+    topic, count = f"kafka-{next(_numbers)}", 5_000
+    served.create_topic(topic, partitions=3)
+    values = [f"{number}" for number in range(count)]
+    encoded = [value.encode() for value in values]
+    write_with_librdkafka(served.bootstrap, topic, encoded, partitioner="random")
+    rows = read_with_ray_data(served, topics=topic)
+    assert sorted(row["value"] for row in rows) == sorted(values)
+    ends = [1 + max(row["offset"] for row in rows if row["partition"] == one) for one in range(3)]
+    assert {(row["partition"], row["offset"]) for row in rows} == {
+        (partition, offset) for partition in range(3) for offset in range(ends[partition])
+    }
 
 
 # --- users ----------------------------------------------------------------------------------------

@@ -174,14 +174,18 @@ def _why_not_placed(topic: CreatableTopic, known: MetadataReply) -> tuple[ErrorC
 def _is_on_only_broker(
     assignments: Sequence[CreatableReplicaAssignment], brokers: Iterable[BrokerMetadata]
 ) -> bool:
-    """Whether it is where the controller would put them: no other broker may have replicas."""
-    usable = [one.broker_id for one in brokers if is_usable(one)]
+    """Whether it is where the controller would put them."""
+    usable = _only_broker(brokers)
     numbers = sorted(one.partition_index for one in assignments)
-    return (
-        len(usable) == 1
-        and numbers == list(range(len(numbers)))
-        and all(one.broker_ids == usable for one in assignments)
+    return numbers == list(range(len(numbers))) and all(
+        one.broker_ids == usable for one in assignments
     )
+
+
+def _only_broker(brokers: Iterable[BrokerMetadata]) -> Sequence[int]:
+    """The only broker that may have replicas, as a list of them; none if there are several."""
+    usable = [one.broker_id for one in brokers if is_usable(one)]
+    return usable if len(usable) == 1 else ()
 
 
 def _why_no_assignment(name: str) -> str:
@@ -234,7 +238,6 @@ async def _wait_until_led(
     call: Call, names: Sequence[str], deadline_ms: int
 ) -> Mapping[str, TopicMetadata]:
     """Topics whose partitions are new, once all are led or the time is up."""
-    call.forget(*names)
     asked = MetadataRequest(topics=tuple(names))
     for attempt in itertools.count():
         left_ms = max(deadline_ms - loop_ms(), 1_000)
@@ -247,6 +250,7 @@ async def _wait_until_led(
         if loop_ms() + wait_ms >= deadline_ms:
             break
         await asyncio.sleep(wait_ms / 1_000)
+    call.tell_change(*names)
     return found
 
 
@@ -264,10 +268,11 @@ async def create_partitions(
     names = tuple(sorted({topic.name for topic in request.topics}))
     known = await ask_controller(call, MetadataRequest(topics=names), deadline_ms=deadline_ms)
     counts = {topic.name: len(topic.partitions) for topic in known.topics}
+    only_one = _only_broker(known.brokers)
     throttles = [throttle_of(known)]
 
     async def grow(topic: CreatePartitionsTopic) -> CreatePartitionsTopicResult:
-        error, text = _why_not_grown(topic, counts, is_twice=topic.name in twice)
+        error, text = _why_not_grown(topic, counts, only_one, is_twice=topic.name in twice)
         if error is not ErrorCode.NONE:
             return _grown(topic.name, int(error), text)
         asked = cluster.CreatePartitionsRequest(
@@ -286,13 +291,19 @@ async def create_partitions(
 
 
 def _why_not_grown(
-    topic: CreatePartitionsTopic, counts: Mapping[str, int], *, is_twice: bool
+    topic: CreatePartitionsTopic,
+    counts: Mapping[str, int],
+    only_one: Sequence[int],
+    *,
+    is_twice: bool,
 ) -> tuple[ErrorCode, str]:
     """What the controller does not refuse, and Kafka does: to have as many already is an error."""
     count = counts.get(topic.name)
     if is_twice:
         return ErrorCode.INVALID_REQUEST, _is_twice(topic.name)
-    if topic.assignments:
+    given = [one.broker_ids for one in topic.assignments or ()]
+    more = 0 if count is None else topic.count - count
+    if given and more > 0 and given != [only_one] * more:
         return ErrorCode.INVALID_REPLICA_ASSIGNMENT, _why_no_assignment(topic.name)
     if count is not None and topic.count == count:
         wrong = f"topic {topic.name!r} has {count} partitions already: give more"
@@ -329,7 +340,7 @@ async def delete_topics(call: Call, request: DeleteTopicsRequest) -> DeleteTopic
             gone = ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             reply = await ask_controller(call, asked, deadline_ms=deadline_ms, gone=gone)
             throttles.append(throttle_of(reply))
-            call.forget(name)
+            call.tell_change(name)
             error, text = of_controller(reply.error), text_of(reply, _why_kept(name, reply))
         return DeletableTopicResult(
             name=name, topic_id=topic.topic_id, error_code=error, error_message=text

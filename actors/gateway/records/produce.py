@@ -4,9 +4,10 @@ The leader checks a batch itself: size, CRC, offsets, sequence numbers, keys of 
 Here only its header is looked at, for what a leader cannot know: whose producer id it is, and so
 which ticket goes with it.
 
-Batches without sequence numbers must stay in the order in which a connection brought them. Calls to
-a leader that is known and connected do. Until one has come back, and after each that was lost, a
-connection's batches for the partition go one at a time (``_Line``).
+Batches without sequence numbers must stay in the order in which a connection brought them. So each
+gets its turn in the line of its partition (``_Line``) before any batch of a later request. Calls to
+a leader that is known and connected stay in order. Until one has come back, and after each that was
+lost, a connection's batches for the partition go one at a time.
 
 What a client of Kafka makes of an error, where it matters here:
 
@@ -23,6 +24,8 @@ REQUEST_TIMED_OUT              for a call that was lost with a batch without seq
                                written, and sends it again even if it should not
 NOT_ENOUGH_REPLICAS            while nobody knows the keys of tickets: it is sent again
 =============================  =====================================================================
+
+One file: a batch from its request to its answer, and the order in which batches leave.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ from oncelog.actors.gateway.transactions.enrolments import (
     Enrolments,
     refusal_text,
 )
+from oncelog.actors.process.background import resolve_future
 from oncelog.actors.protocol.messages import partition as leader_messages
 from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProduceReply
 from oncelog.storage.errors import ErrorCode
@@ -96,7 +100,8 @@ UNSUPPORTED_COMPRESSION_TYPE: Final = 76
 _ZSTD_VERSION: Final = 7
 
 _REMEMBERED: Final = "produce"
-"""The name of what a client's connection remembers."""
+_ORDER: Final = "order of produces"
+"""The names of what a client's connection remembers."""
 
 _FIELDS: Final = Form(">B4xh20xqhi")
 """From the magic on: it, the attributes, the producer's id and epoch, the first sequence."""
@@ -133,7 +138,7 @@ class _Produce(NamedTuple):
     timeout_ms: int
     place: Place
     batch: _Batch
-    line: _Line
+    turn: _Turn
 
 
 class Produces:
@@ -153,19 +158,29 @@ class Produces:
         """
         topics = request.topic_data
         wanted = [(topic.name, one) for topic in topics for one in topic.partition_data]
-        places = await self._leaders.find_all([(name, one.index) for name, one in wanted])
+        async with _order(call.client):
+            places = await self._leaders.find_all([(name, one.index) for name, one in wanted])
+            turns = [_turn(call.client, place) for place in places]
         throttle_ms = 0
 
         async def append(
-            one: tuple[Found, tuple[str, PartitionProduceData]],
+            one: tuple[Found, _Turn | None, tuple[str, PartitionProduceData]],
         ) -> PartitionProduceResponse:
             nonlocal throttle_ms
-            place, (name, data) = one
-            answer, waits_ms = await self._append(call, request, place, name, data)
+            place, turn, (name, data) = one
+            try:
+                answer, waits_ms = await self._append(call, request, place, turn, name, data)
+            finally:
+                _give_up((turn,))
             throttle_ms = max(throttle_ms, waits_ms)
             return answer
 
-        answers = iter(await self._leaders.ask_each(list(zip(places, wanted, strict=True)), append))
+        items = list(zip(places, turns, wanted, strict=True))
+        try:
+            answers = iter(await self._leaders.ask_each(items, append))
+        finally:
+            # Also of those that were not begun.
+            _give_up(turns)
         if request.acks == 0:
             _end_if_failed(wanted, answers)
             return None
@@ -180,6 +195,7 @@ class Produces:
         call: Call,
         request: ProduceRequest,
         place: Found,
+        turn: _Turn | None,
         name: str,
         data: PartitionProduceData,
     ) -> tuple[PartitionProduceResponse, int]:
@@ -191,15 +207,13 @@ class Produces:
         if isinstance(batch, PartitionProduceResponse):
             return batch, 0
         timeout_ms = min(max(request.timeout_ms, TIMEOUT_MIN_MS), TIMEOUT_MAX_MS)
-        if isinstance(place, ErrorCode):
+        if turn is None or isinstance(place, ErrorCode):
             asked = leader_messages.ProduceRequest(
                 topic_partition=TopicPartition(name, data.index), batch=batch.records
             )
             reply = await self._leaders.ask(call, place, asked, timeout_ms=timeout_ms)
             return _failed(batch, reply, reply.error), 0
-        produce = _Produce(
-            call, request.acks, timeout_ms, place, batch, _line(call.client, place.tp)
-        )
+        produce = _Produce(call, request.acks, timeout_ms, place, batch, turn)
         if batch.producer_id == NO_PRODUCER_ID:
             reply = await self._send(produce, None)
         elif batch.transactional_id is not None and self._enrolments is None:
@@ -281,7 +295,8 @@ class Produces:
 
     async def _send(self, produce: _Produce, ticket: bytes | None) -> ProduceReply:
         """Send a batch once those before it are on their way."""
-        call, acks, timeout_ms, place, batch, line = produce
+        call, acks, timeout_ms, place, batch, turn = produce
+        line = turn.line
         asked = leader_messages.ProduceRequest(
             topic_partition=place.tp,
             acks=acks,
@@ -290,7 +305,7 @@ class Produces:
             timeout_ms=timeout_ms,
             batch=batch.records,
         )
-        is_first = await line.enter() if line.waiting or not line.is_open else False
+        is_first = await line.enter(turn)
         line.sent.append(batch.base_sequence)
         is_answered = False
         try:
@@ -313,7 +328,7 @@ class Produces:
         Not if an earlier batch of this connection is on its way: that may just be overtaken.
         """
         batch = produce.batch
-        sent = produce.line.sent
+        sent = produce.turn.line.sent
         is_oldest = all(_is_before(batch.base_sequence, other) for other in sent)
         if is_oldest and batch.transactional_id is None:
             asked = DescribeProducersRequest(
@@ -422,24 +437,35 @@ class _Line:
         self.is_open = False
         self.sent: list[int] = []
         """The first sequences of those that are on their way."""
-        self.waiting: deque[asyncio.Future[None]] = deque()
+        self.waiting: deque[_Turn] = deque()
+        """Those that have not left yet."""
         self._has_first = False
 
-    async def enter(self) -> bool:
-        """Wait until the batch may leave; whether the others wait until it is answered."""
-        if self.waiting or (self._has_first and not self.is_open):
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.waiting.append(turn)
+    def take(self) -> _Turn:
+        """The last turn in the line, to be used or given up."""
+        turn = _Turn(self)
+        self.waiting.append(turn)
+        return turn
+
+    async def enter(self, turn: _Turn) -> bool:
+        """Wait until a batch may leave; whether the others wait until it is answered.
+
+        One that is sent once more has used its turn, and gets another one.
+        """
+        if turn.is_over:
+            turn = self.take()
+        if self.waiting[0] is not turn or not self._may_leave:
+            turn.called = asyncio.get_running_loop().create_future()
             try:
-                await turn
+                await turn.called
             except asyncio.CancelledError:
-                self.waiting.remove(turn)
-                self._call_next()
+                turn.give_up()
                 raise
-            self.waiting.popleft()
+        self.waiting.popleft()
+        turn.is_over = True
         if self.is_open:
             # The next one leaves right behind this one.
-            self._call_next()
+            self.call_next()
             return False
         self._has_first = True
         return True
@@ -449,13 +475,56 @@ class _Line:
         if is_first:
             self._has_first = False
             self.is_open = is_answered
-            self._call_next()
+            self.call_next()
         elif not is_answered:
             self.is_open = False
 
-    def _call_next(self) -> None:
-        if self.waiting and not self.waiting[0].done() and (self.is_open or not self._has_first):
-            self.waiting[0].set_result(None)
+    @property
+    def _may_leave(self) -> bool:
+        return self.is_open or not self._has_first
+
+    def call_next(self) -> None:
+        """Let the next one leave, if it may and is ready."""
+        if self.waiting and self._may_leave and self.waiting[0].called is not None:
+            resolve_future(self.waiting[0].called, None)
+
+
+class _Turn:
+    """The place of a batch in a line, from its request's beginning until it leaves."""
+
+    __slots__ = ("called", "is_over", "line")
+
+    def __init__(self, line: _Line) -> None:
+        self.line = line
+        self.called: asyncio.Future[None] | None = None
+        """Set once the batch is ready, and waits for those before it."""
+        self.is_over = False
+
+    def give_up(self) -> None:
+        """The batch does not leave, unless it has."""
+        if not self.is_over:
+            self.is_over = True
+            self.line.waiting.remove(self)
+            self.line.call_next()
+
+
+def _order(client: Client) -> asyncio.Lock:
+    """Has the requests of a connection take their turns in their order."""
+    order: asyncio.Lock | None = client.remembered.get(_ORDER)
+    if order is None:
+        order = client.remembered[_ORDER] = asyncio.Lock()
+    return order
+
+
+def _turn(client: Client, place: Found) -> _Turn | None:
+    """The turn of a batch, if there is such a partition: a request may name many that are not."""
+    return None if isinstance(place, ErrorCode) else _line(client, place.tp).take()
+
+
+def _give_up(turns: Iterable[_Turn | None]) -> None:
+    for turn in turns:
+        if turn is not None:
+            turn.give_up()
 
 
 def _line(client: Client, tp: TopicPartition) -> _Line:

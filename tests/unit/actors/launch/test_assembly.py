@@ -12,8 +12,8 @@ from deadlines import until
 from replicas import FLIGHTS, TOPIC_ID
 from server_world import ServerWorld, stop
 
-from oncelog.actors.launch.assembly import PartitionShell, ReplicaServer
-from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.launch.assembly import READS, PartitionShell, ReplicaServer
+from oncelog.actors.protocol.messages.base import Reply, Request
 from oncelog.actors.protocol.messages.brokers import PingRequest
 from oncelog.actors.protocol.messages.cluster import (
     ClusterKeysReply,
@@ -21,10 +21,24 @@ from oncelog.actors.protocol.messages.cluster import (
     ShutdownReply,
     ShutdownRequest,
 )
+from oncelog.actors.protocol.messages.group import OffsetAndMetadata, OffsetCommitRequest
+from oncelog.actors.protocol.messages.partition import (
+    DescribeProducersRequest,
+    FetchRequest,
+    ListOffsetsRequest,
+)
+from oncelog.actors.protocol.messages.transaction import InitProducerIdRequest
 from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.actors.rpc.dispatch import Dispatch
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
+from oncelog.storage.model import (
+    CLUSTER_METADATA_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    LATEST_TIMESTAMP,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
+from oncelog.storage.records.batch import parse_header
 
 TOPICS = ["flights", TRANSACTION_STATE_TOPIC, CONSUMER_OFFSETS_TOPIC]
 
@@ -95,6 +109,49 @@ def test_a_server_that_ends_writes_out_the_audit_log(tmp_path: Path) -> None:
         await until(server.is_serving)
         await stop(server)
         assert flushed == ["flushed"]
+
+    asyncio.run(scenario())
+
+
+WRITES: dict[str, Request[Any]] = {
+    TRANSACTION_STATE_TOPIC: InitProducerIdRequest(transactional_id="copier"),
+    CONSUMER_OFFSETS_TOPIC: OffsetCommitRequest(
+        group_id="readers", offsets=((FLIGHTS, OffsetAndMetadata(offset=7)),)
+    ),
+}
+
+
+@pytest.mark.parametrize("topic", WRITES)
+def test_a_coordinators_log_is_read_as_any_other_topic(tmp_path: Path, topic: str) -> None:
+    async def scenario() -> None:
+        tp = TopicPartition(topic, 0)
+        server = ServerWorld().server(tp, tmp_path)
+        dispatch = dispatch_of(server)
+        await until(server.is_serving)
+        written = await dispatch.answer_here("", WRITES[topic])
+        assert written.error is ErrorCode.NONE
+        latest = ListOffsetsRequest(topic_partition=tp, timestamp_ms=LATEST_TIMESTAMP)
+        end = await dispatch.answer_here("", latest)
+        assert (end.error, end.offset) == (ErrorCode.NONE, 1)
+        read = await dispatch.answer_here("", FetchRequest(topic_partition=tp, fetch_offset=0))
+        assert (read.error, parse_header(read.records).last_offset) == (ErrorCode.NONE, 0)
+        described = DescribeProducersRequest(topic_partition=tp)
+        producers = await dispatch.answer_here("", described)
+        assert (producers.error, producers.producers) == (ErrorCode.NONE, ())
+        await stop(server)
+
+    asyncio.run(scenario())
+
+
+def test_the_clusters_own_log_is_not_read(tmp_path: Path) -> None:
+    """It has the keys of the cluster, and what users log in by."""
+
+    async def scenario() -> None:
+        tp = TopicPartition(CLUSTER_METADATA_TOPIC, 0)
+        server = ServerWorld().server(tp, tmp_path, new_shell=lambda _: object())
+        for name in READS:
+            assert not hasattr(server, name)
+        await server.replica.stop(remove_data=False)
 
     asyncio.run(scenario())
 

@@ -234,6 +234,54 @@ def test_calls_that_wait_for_an_actor_to_read_end_with_its_connection(monkeypatc
     play(body)
 
 
+def test_calls_that_wait_for_an_actor_to_read_are_not_overtaken_by_newer_ones(monkeypatch):
+    monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
+
+    async def body(server: Server, _: Listener, connection: ActorConnection) -> None:
+        calls: list[asyncio.Task[ProduceReply]] = []
+
+        def call() -> None:
+            asked = produce(len(calls), LARGE)
+            calls.append(asyncio.create_task(connection.call(asked, timeout_ms=TIMEOUT_MS)))
+
+        drained = connection.drained
+
+        def drained_and_called() -> None:
+            drained()
+            if len(calls) < 60:
+                call()
+
+        monkeypatch.setattr(connection, "drained", drained_and_called)
+        for _ in range(20):
+            call()
+        await until(lambda: len(calls) == 60)
+        replies = await asyncio.gather(*calls)
+        assert {reply.error for reply in replies} == {ErrorCode.NONE}
+        assert server.begun == list(range(60))
+
+    play(body)
+
+
+def test_a_call_that_gives_up_waiting_lets_those_behind_it_through(monkeypatch):
+    monkeypatch.setattr(frames, "OUTGOING_PAUSE_BYTES", 100_000)
+
+    async def body(server: Server, _: Listener, connection: ActorConnection) -> None:
+        calls = [
+            asyncio.create_task(connection.call(produce(n, LARGE), timeout_ms=TIMEOUT_MS))
+            for n in range(20)
+        ]
+        await until(lambda: connection.is_congested)
+        cancelled = calls[1::2]
+        for one in cancelled:
+            one.cancel()
+        replies = await asyncio.gather(*calls[::2])
+        assert {reply.error for reply in replies} == {ErrorCode.NONE}
+        assert server.begun == list(range(0, 20, 2))
+        await asyncio.wait(cancelled)
+
+    play(body)
+
+
 # --- requests --------------------------------------------------------------------------------
 
 

@@ -477,6 +477,7 @@ def test_describe_shows_members_and_leaves_out_unknown_groups(world: Any) -> Non
         leader.member_id.encode(),
         follower.member_id.encode(),
     ]
+    assert {member.subscription for member in group.members} == {b"flights"}
 
 
 def test_from_where_a_member_joined_and_with_what_is_known_to_the_next_coordinator_too(

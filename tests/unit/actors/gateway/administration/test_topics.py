@@ -10,6 +10,7 @@ from typing import Any
 
 import kafka_admin
 import pytest
+from deadlines import until
 from kafka_admin import AdminCluster, Story
 
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS
@@ -19,6 +20,7 @@ from oncelog.actors.gateway.administration.brokers import (
     PARTITIONS_AT_ONCE_MAX,
 )
 from oncelog.actors.gateway.administration.topics import LED_WAIT_MAX_MS
+from oncelog.actors.gateway.calls import Call, Client
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.create_partitions import (
     CreatePartitionsAssignment,
@@ -42,11 +44,15 @@ from oncelog.actors.gateway.messages.delete_topics import (
     DeleteTopicsRequest,
     DeleteTopicState,
 )
+from oncelog.actors.gateway.messages.metadata import MetadataRequest, MetadataRequestTopic
 from oncelog.actors.gateway.messages.primitives import NO_UUID
+from oncelog.actors.gateway.metadata import LEADER_NOT_AVAILABLE, SHARED_MS, MetadataHandlers
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.process.clock import loop_ms
+from oncelog.actors.protocol.access import Principal
+from oncelog.actors.protocol.messages import cluster
 from oncelog.actors.protocol.messages.access import Acl, Operation, Resource
-from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages.cluster import MetadataReply
 from oncelog.actors.protocol.messages.partition import DeleteRecordsReply
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
@@ -94,6 +100,45 @@ async def delete(world: AdminCluster, *topics: DeleteTopicState) -> list[Deletab
 
 
 # --- creating ---------------------------------------------------------------------------------
+
+
+async def seen(handlers: MetadataHandlers, world: AdminCluster, name: str) -> set[int | None]:
+    """The errors of a topic's partition, to who asks for all topics and who asks by its name.
+
+    ``None``: there is no such topic.
+    """
+    client = Client(principal=Principal("User:ann"), host="10.0.0.9")
+    call = Call(cluster=world.cluster, client=client, version=12)
+    named = MetadataRequest([MetadataRequestTopic(name=name)])
+    found: set[int | None] = set()
+    for request in (MetadataRequest(None), named):
+        response = await handlers.metadata(call, request)
+        topics = [one for one in response.topics if one.name == name and not one.error_code]
+        found |= {one.partitions[0].error_code for one in topics} or {None}
+    return found
+
+
+def test_what_was_created_or_deleted_is_so_to_whoever_asks_next(play: Play) -> None:
+    """Timeline: 1. a topic is being created 2. another client sees it without a leader 3. its
+    creation is answered 4. it has one, though answers are shared for a while. And once more, with
+    its deletion.
+    """
+
+    async def story(world: AdminCluster) -> None:
+        world.lead_after_ms = SHARED_MS // 4
+        config, bugs = kafka_admin.ACTORS_ALONE, list[BaseException]()
+        handlers = MetadataHandlers(world.cluster, config, lambda: ("here", 1), bugs.append)
+        creating = asyncio.create_task(create(world, new("flights")))
+        await until(lambda: world.requests("create_topic"))
+        await asyncio.sleep(0.001)
+        assert await seen(handlers, world, "flights") == {LEADER_NOT_AVAILABLE}
+        assert (await creating).error_code == 0
+        assert loop_ms() < SHARED_MS
+        assert await seen(handlers, world, "flights") == {0}
+        await delete(world, DeleteTopicState(name="flights"))
+        assert await seen(handlers, world, "flights") == {None}
+
+    play(story)
 
 
 def test_a_new_topic_has_what_was_asked_for_and_the_answer_tells_it(play: Play) -> None:
@@ -303,6 +348,27 @@ def test_a_topic_grows_to_the_total_that_is_asked_for_and_is_led(play: Play) -> 
     play(story)
 
 
+def test_an_assignment_of_more_partitions_is_taken_only_if_it_is_the_only_one(play: Play) -> None:
+    def assigned(*brokers: list[int]) -> dict[str, Any]:
+        return {"assignments": [CreatePartitionsAssignment(ids) for ids in brokers]}
+
+    async def story(world: AdminCluster) -> None:
+        await create(world, new(partitions=2))
+        for wrong in (assigned([1]), assigned([1], [2]), assigned([1], [1], [1])):
+            result = await grow(world, "flights", 4, **wrong)
+            assert result.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+            assert "partitions reassign" in (result.error_message or "")
+        result = await grow(world, "flights", 4, **assigned([1], [1]))
+        assert (result.error_code, len(world.topic("flights").partitions)) == (0, 4)
+        fewer = await grow(world, "flights", 1, **assigned([1]))
+        assert fewer.error_code == ErrorCode.INVALID_PARTITIONS
+        await world.join(2)
+        result = await grow(world, "flights", 5, **assigned([1]))
+        assert result.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+    play(story)
+
+
 def test_partitions_that_cannot_be_added_are_refused_as_in_kafka(play: Play) -> None:
     async def story(world: AdminCluster) -> None:
         await create(world, new(partitions=2))
@@ -313,8 +379,6 @@ def test_partitions_that_cannot_be_added_are_refused_as_in_kafka(play: Play) -> 
         assert fewer.error_code == ErrorCode.INVALID_PARTITIONS
         unknown = await grow(world, "delays", 2)
         assert unknown.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assigned = await grow(world, "flights", 3, assignments=[CreatePartitionsAssignment([1])])
-        assert assigned.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
         internal = await grow(world, CONSUMER_OFFSETS_TOPIC, 9)
         assert internal.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
         validated = await grow(world, "flights", 3, validate_only=True)
@@ -359,7 +423,7 @@ def test_a_topic_that_has_taken_the_name_of_one_deleted_by_id_stays(play: Play) 
 
     async def story(world: AdminCluster) -> None:
         created = await create(world, new())
-        seen = await world.controller.metadata(MetadataRequest())
+        seen = await world.controller.metadata(cluster.MetadataRequest())
         await delete(world, DeleteTopicState(name="flights"))
         await create(world, new())
         world.answers[CONTROLLER_ACTOR, "metadata"] = seen

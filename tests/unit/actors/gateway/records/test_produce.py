@@ -389,8 +389,8 @@ def test_one_that_is_given_up_in_its_turn_lets_the_next_one_go() -> None:
 
     async def story() -> None:
         line = gateway_produce._Line()
-        assert await line.enter()
-        second, third = (asyncio.ensure_future(line.enter()) for _ in range(2))
+        assert await line.enter(line.take())
+        second, third = (asyncio.ensure_future(line.enter(line.take())) for _ in range(2))
         await give_turns()
         line.leave(is_first=True, is_answered=False)
         second.cancel()
@@ -398,6 +398,55 @@ def test_one_that_is_given_up_in_its_turn_lets_the_next_one_go() -> None:
         assert not line.waiting
 
     run_virtually(story())
+
+
+def request_for(*named: tuple[int, bytes]) -> KafkaProduceRequest:
+    """A request with a batch for each partition that is named."""
+    data = [PartitionProduceData(number, memoryview(one)) for number, one in named]
+    return KafkaProduceRequest(None, -1, 1_000, [TopicProduceData(FLIGHTS, partition_data=data)])
+
+
+def test_a_batch_does_not_overtake_one_of_a_request_for_more_partitions() -> None:
+    @played(2)
+    async def story(world: World, leaders: list[FakeLeader], client: KafkaClient) -> None:
+        first, larger, later = batch(b"first"), batch(b"larger"), batch(b"later")
+        await client.produce(first)
+        named = (1, batch()), (0, larger)
+        producing = [
+            asyncio.ensure_future(client.ask(ApiKey.PRODUCE, 12, one))
+            for one in (request_for(*named), request_for((0, later)))
+        ]
+        await asyncio.gather(*producing)
+        assert leaders[0].batches == [first, larger, later]
+
+
+def test_a_batch_does_not_overtake_one_whose_leader_is_being_looked_for() -> None:
+    """1. A request has a topic nobody knows. 2. A later one has only the topic that is known."""
+
+    @played()
+    async def story(world: World, leaders: list[FakeLeader], client: KafkaClient) -> None:
+        first, earlier, later = batch(b"first"), batch(b"earlier"), batch(b"later")
+        await client.produce(first)
+        asked = request_for((0, earlier))
+        unknown = PartitionProduceData(0, memoryview(batch()))
+        asked.topic_data.append(TopicProduceData("unknown", partition_data=[unknown]))
+        producing = [
+            asyncio.ensure_future(client.ask(ApiKey.PRODUCE, 12, one))
+            for one in (asked, request_for((0, later)))
+        ]
+        await asyncio.gather(*producing)
+        assert leaders[0].batches == [first, earlier, later]
+
+
+def test_a_batch_that_is_refused_here_holds_up_nobody() -> None:
+    @played()
+    async def story(world: World, leaders: list[FakeLeader], client: KafkaClient) -> None:
+        bad, good = b"\0" * 16 + b"\1" + b"\0" * 60, batch()
+        response = await client.ask(ApiKey.PRODUCE, 12, request_for((0, bad), (0, good)))
+        found = [one.error_code for one in response.responses[0].partition_responses]
+        assert found == [gateway_produce.UNSUPPORTED_FOR_MESSAGE_FORMAT, 0]
+        (line,) = client.client.remembered["produce"].values()
+        assert not line.waiting
 
 
 def test_connections_do_not_wait_for_each_other() -> None:
@@ -793,9 +842,7 @@ def test_an_order_is_kept_within_a_request_too() -> None:
 
     @played()
     async def story(world: World, leaders: list[FakeLeader], client: KafkaClient) -> None:
-        twice = [PartitionProduceData(0, memoryview(batch(value))) for value in (b"a", b"b")]
-        topics = [TopicProduceData(FLIGHTS, partition_data=twice)]
-        asked = KafkaProduceRequest(None, -1, 1_000, topics)
+        asked = request_for((0, batch(b"a")), (0, batch(b"b")))
         response = await client.ask(ApiKey.PRODUCE, 12, asked)
         assert [one.base_offset for one in response.responses[0].partition_responses] == [0, 1]
         assert leaders[0].batches == [batch(b"a"), batch(b"b")]
