@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -127,7 +127,8 @@ class ProducerSnapshotEntry:
     ``last_sequence``, ``last_offset`` (inclusive) and ``offset_delta`` are those of the newest data
     batch, -1, -1 and 0 if there is none; ``offset_delta`` is the batch's last offset minus its
     first. ``timestamp_ms`` is of the newest batch or marker. ``current_txn_first_offset`` is -1
-    while no transaction is open.
+    while no transaction is open. ``batch_epoch`` is the epoch of that batch where a marker has
+    raised ``producer_epoch`` above it, else -1.
 
     Source: KIP-98, "Producer state"; the duplicate window is 1 batch right after a reload.
     """
@@ -140,16 +141,27 @@ class ProducerSnapshotEntry:
     timestamp_ms: int = NO_TIMESTAMP
     coordinator_epoch: int = NO_COORDINATOR_EPOCH
     current_txn_first_offset: int = NO_OFFSET
+    batch_epoch: int = NO_PRODUCER_EPOCH
 
     @property
     def has_batch(self) -> bool:
-        """Whether the producer's newest data batch is known, for duplicate detection."""
+        """Whether the producer's newest data batch is known, for its duplicates and sequences."""
         return self.last_sequence != NO_SEQUENCE
 
     @property
     def has_open_transaction(self) -> bool:
         """Whether this producer has an open transaction."""
         return self.current_txn_first_offset != NO_OFFSET
+
+    def without_batch(self) -> ProducerSnapshotEntry:
+        """The entry as if its newest data batch were not known."""
+        return replace(
+            self,
+            last_sequence=NO_SEQUENCE,
+            last_offset=NO_OFFSET,
+            offset_delta=0,
+            batch_epoch=NO_PRODUCER_EPOCH,
+        )
 
 
 def is_valid_topic_name(name: str) -> bool:

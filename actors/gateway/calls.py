@@ -7,14 +7,15 @@ client of Kafka.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
 from oncelog.actors.coordination.cluster_view import ANY_AGE_MS, ClusterView, Location
+from oncelog.actors.gateway.connection_order import ConnectionOrder, ConnectionPlace
 from oncelog.actors.interfaces import Clock, Transport
 from oncelog.actors.process.clock import loop_ms
-from oncelog.actors.protocol.access import Principal, Verdict
+from oncelog.actors.protocol.access import SERVER, Principal, Split, Verdict
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.rpc.dispatch import NO_AUDIT, Audit
 from oncelog.actors.rpc.door import Door
@@ -44,6 +45,7 @@ class Cluster:
     """The broker whose gateway this is: its number as a node of Kafka."""
     cluster_id: str = ""
     audit: Audit = NO_AUDIT
+    order: ConnectionOrder = field(default_factory=ConnectionOrder)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class Client:
     """The ``client.software.name`` and version that it told by ApiVersions, "" if none."""
     remembered: dict[str, Any] = field(default_factory=dict)
     """By the name of the handler's module; each bounds what it keeps."""
+    place: ConnectionPlace | None = None
+    """Among all connections; ``None`` until an answer has been given on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,25 @@ class Call:
     version: int
     client_id: str | None = None
 
+    def refusal(self, request: Request[Any]) -> ErrorCode:
+        """Why the client may not ask this, ``NONE`` if he may: for what the gateway asks for him.
+
+        Only of a request that is about one topic: it is not split.
+        """
+        asked = self._judged(request)
+        return asked if isinstance(asked, ErrorCode) else ErrorCode.NONE
+
+    def of_gateway(self) -> Call:
+        """The same call in the name of the gateway, which may ask everything."""
+        return replace(self, client=Client(principal=SERVER, host=self.client.host))
+
+    def _judged(self, request: Request[Any]) -> Split | ErrorCode:
+        cluster, client = self.cluster, self.client
+        verdicts: list[Verdict] = []
+        asked = cluster.door.judge(request, client.principal, client.host, verdicts)
+        cluster.audit.judged(client.principal, client.host, request.method, verdicts)
+        return asked
+
     async def ask(
         self, actor: str | None, request: Request[ReplyT], *, timeout_ms: int = CALL_TIMEOUT_MS
     ) -> ReplyT:
@@ -74,18 +97,16 @@ class Call:
 
         ``actor`` ``None``: nobody leads there now, which is ``NOT_LEADER_OR_FOLLOWER``.
         """
-        cluster, client = self.cluster, self.client
-        verdicts: list[Verdict] = []
-        asked = cluster.door.judge(request, client.principal, client.host, verdicts)
-        cluster.audit.judged(client.principal, client.host, request.method, verdicts)
+        asked = self._judged(request)
         if isinstance(asked, ErrorCode):
-            return request.failed(asked, f"{client.principal.name} may not call {request.method!r}")
+            who = self.client.principal.name
+            return request.failed(asked, f"{who} may not call {request.method!r}")
         if asked.request is None:
             reply: ReplyT = request.reply_type()
         elif actor is None:
             reply = request.failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         else:
-            reply = await cluster.transport.call(actor, asked.request, timeout_ms=timeout_ms)
+            reply = await self.cluster.transport.call(actor, asked.request, timeout_ms=timeout_ms)
         joined: ReplyT = asked.join(reply)
         return joined
 

@@ -19,7 +19,7 @@ from oncelog.actors.config import ClusterConfig
 from oncelog.actors.gateway.administration import acls, brokers, configs, topics
 from oncelog.actors.gateway.administration.transactions import HANDLERS as DESCRIBES_TRANSACTIONS
 from oncelog.actors.gateway.calls import Call, Client, Cluster
-from oncelog.actors.gateway.errors import UnansweredError
+from oncelog.actors.gateway.errors import ReconnectError, UnansweredError
 from oncelog.actors.gateway.groups import membership, offsets
 from oncelog.actors.gateway.messages.apis import APIS, ApiKey
 from oncelog.actors.gateway.messages.headers import RequestHeader, encode_response_header
@@ -155,6 +155,12 @@ class KafkaDoor:
         )
         try:
             return await self._handlers[APIS[key].key](call, request)
+        except ReconnectError as error:
+            _logger.info(
+                "a connection of client %r at %s is closed, and its %s comes again on another: %s",
+                *(header.client_id, client.host, name, error),
+            )
+            raise ConnectionEndError from error
         except UnansweredError as error:
             self.warnings.warn(
                 "a request %s of client %r at %s has no answer: %s — see `oncelog status`: the "

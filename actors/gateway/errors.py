@@ -16,6 +16,13 @@ class UnansweredError(Exception):
     """
 
 
+class ReconnectError(UnansweredError):
+    """Only a new connection of the client helps, or what became of its request is not known.
+
+    Its client connects again and repeats the request. That is normal when a coordinator has moved.
+    """
+
+
 _KAFKAS: Final = {
     ErrorCode.ALREADY_COMMITTED: ErrorCode.NONE,
     ErrorCode.REPLICA_OFFLINE: ErrorCode.KAFKA_STORAGE_ERROR,

@@ -31,6 +31,7 @@ from struct import Struct
 from typing import Any, Final
 
 from oncelog.actors.gateway.calls import Client
+from oncelog.actors.gateway.connection_order import ConnectionPlace
 from oncelog.actors.gateway.door import OF_CONNECTIONS, ConnectionEndError, KafkaDoor
 from oncelog.actors.gateway.messages.api_versions import ApiVersionsRequest
 from oncelog.actors.gateway.messages.apis import APIS, ApiKey
@@ -329,8 +330,7 @@ def _bind(hosts: Sequence[str], port: int) -> list[socket.socket] | None:
 def _log_bug(bug: BaseException) -> None:
     """Log a bug: the request gets no answer."""
     _logger.error(
-        "unexpected error in a request of Kafka's protocol: %r — this is a bug: report it with "
-        "this log",
+        "a request of Kafka's protocol failed: %r — this is a bug: report it with this log",
         bug,
         exc_info=bug,
     )
@@ -390,6 +390,8 @@ class KafkaConnection(FramedProtocol):
         self.client: Client | None = None
         """Set once it is known whose requests these are."""
         self._software = ""
+        self._place: ConnectionPlace | None = None
+        """Taken by a first ApiVersions, before it is answered."""
         self._stranger_count = 0
         """Its requests until ``client`` is set."""
         self._login: Login
@@ -697,7 +699,8 @@ class KafkaConnection(FramedProtocol):
         """The response, or ``None``: there is none now."""
         header = answer.header
         if header.api_key == ApiKey.API_VERSIONS:
-            return self._tell_versions(header, request)
+            self._begin_with_versions(request)
+            return versions_told(self._listener.door.versions, header.api_version)
         if header.api_key == ApiKey.SASL_HANDSHAKE:
             return self._begin_login(header, request.mechanism)
         if not self._login.is_going_on:
@@ -706,15 +709,17 @@ class KafkaConnection(FramedProtocol):
             )
         return self._go_on_with_login(answer, bytes(request.auth_bytes))
 
-    def _tell_versions(self, header: RequestHeader, request: ApiVersionsRequest) -> Any:
+    def _begin_with_versions(self, request: ApiVersionsRequest) -> None:
         if request.client_software_name:
             told = (request.client_software_name, request.client_software_version)
             self._software = " ".join(text[:SOFTWARE_CHARACTERS_MAX] for text in told)
-            if self.client is not None:
-                self.client.name = self._software
-        if self.client is None and self._unproved is not None and not self._login.is_going_on:
+        if self.client is not None:
+            # No place now: other requests may have been sent before this answer.
+            self.client.name = self._software
+            return
+        self._place = self._place or self._listener.door.cluster.order.take()
+        if self._unproved is not None and not self._login.is_going_on:
             self._trust()
-        return versions_told(self._listener.door.versions, header.api_version)
 
     def _begin_login(self, header: RequestHeader, mechanism: str) -> SaslHandshakeResponse:
         """A login is possible before anything else is asked; later, only to renew one."""
@@ -733,7 +738,8 @@ class KafkaConnection(FramedProtocol):
         self._listener.progress.begin(self)
         response = self._go_on_with_login(answer, message)
         if response is not None:
-            self._done(answer, _bare(response))
+            # The answer to a message without a header has none.
+            self._done(answer, [_LENGTH.pack(len(response.auth_bytes)), response.auth_bytes])
 
     def _go_on_with_login(self, answer: _Answer, message: bytes) -> SaslAuthenticateResponse | None:
         """Take a message of a login. A refusal is told after a while, and ends the connection."""
@@ -789,6 +795,7 @@ class KafkaConnection(FramedProtocol):
         self._trust()
         if self.client is None:
             self.client = Client(principal=principal, host=self.address, name=self._software)
+            self.client.place = self._place
             self.mute(listener.door.owed_ms(principal))
         listener.door.cluster.door.enter(self._user, self)
         if self._expiry_timer is not None:
@@ -890,8 +897,3 @@ class KafkaConnection(FramedProtocol):
         """Resume the large request that waited."""
         self._is_without_room = False
         self.go_on()
-
-
-def _bare(response: SaslAuthenticateResponse) -> list[Buffer]:
-    """The answer to a message of a login without a header."""
-    return [_LENGTH.pack(len(response.auth_bytes)) + bytes(response.auth_bytes)]

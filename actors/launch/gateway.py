@@ -25,7 +25,11 @@ from oncelog.actors.protocol.messages.brokers import (
     PingReply,
     PingRequest,
 )
-from oncelog.actors.protocol.messages.cluster import MetadataReply, MetadataRequest
+from oncelog.actors.protocol.messages.cluster import (
+    AllocateProducerIdsRequest,
+    MetadataReply,
+    MetadataRequest,
+)
 from oncelog.actors.rpc.call_meter import NO_REPORTS, CallReports
 from oncelog.actors.rpc.certificates import Certificates
 from oncelog.actors.rpc.dispatch import NO_AUDIT
@@ -68,6 +72,7 @@ class Gateway:
             cluster_id=config.cluster_id,
             audit=environment.audit or NO_AUDIT,
         )
+        self._order = cluster.order
         handlers = handlers_of(cluster, config.cluster, self.address, environment.die)
         self._certificates = Certificates(environment.clock)
         self.listener = KafkaListener(
@@ -151,9 +156,25 @@ class Gateway:
             await asyncio.sleep(self.config.cluster.metrics_interval_ms / 1_000)
 
     async def _is_ready(self) -> bool:
-        """Whether it knows who may do what, and which brokers there are."""
+        """Whether it knows who may do what, which brokers there are, and its incarnation."""
         reply = await self._view.ask(frozenset())
-        return reply.error is ErrorCode.NONE and self.environment.door.rules is not None
+        if reply.error is not ErrorCode.NONE or self.environment.door.rules is None:
+            return False
+        if not self._order.incarnation:
+            self._order.incarnation = await self._new_incarnation()
+        return self._order.incarnation > 0
+
+    async def _new_incarnation(self) -> int:
+        """A number above that of each gateway which has started so far; 0 if nobody gives one.
+
+        A block of producer ids has it: the controller hands them out in rising order.
+        """
+        reply = await self.environment.transport.call(
+            CONTROLLER_ACTOR,
+            AllocateProducerIdsRequest(broker_id=self.config.broker_id),
+            timeout_ms=self.config.cluster.internal_call_timeout_ms,
+        )
+        return reply.first_producer_id + 1 if reply.error is ErrorCode.NONE else 0
 
     async def _ask_controller(self, request: MetadataRequest) -> MetadataReply:
         timeout_ms = self.config.cluster.internal_call_timeout_ms

@@ -320,6 +320,7 @@ NEEDS: Final[Mapping[type[Request[Any]], tuple[Need, ...]]] = {
     transaction.RenewRunRequest: (_WRITE_ID,),
     transaction.AddPartitionsToTxnRequest: (_WRITE_ID, _each_topic(Operation.WRITE)),
     transaction.AddOffsetsToTxnRequest: (_WRITE_ID, _READ_GROUP),
+    transaction.VerifyTxnRequest: (_SERVER_ONLY,),
     transaction.PrepareTxnRequest: (_WRITE_ID,),
     transaction.EndTxnRequest: (_WRITE_ID, _each_topic(Operation.WRITE)),
     transaction.DescribeTransactionsRequest: (

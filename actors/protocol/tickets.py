@@ -8,14 +8,19 @@ proves that a ticket is useless once its transaction has ended.
 *Plain tickets.* A producer without transactions gets one with its id, for every partition and
 epoch. An id with a plain ticket is never used for transactions, so neither can write as the other.
 
+*Chained tickets.* A Kafka client of transactions' version 1 goes on with its sequences in its next
+transaction, though that has a higher epoch here. Its enrolment tickets say from which epoch on the
+batches of its producer id are its own: ``chain_epoch``. Other tickets have no such field.
+
 ======  ====  ==============================================================
 offset  size  field (big-endian)
 ======  ====  ==============================================================
-0       1     version: 3
+0       1     version: 3, or 4 in a chained ticket
 1       4     key version: under which cluster key
 5       8     issued_ms: the coordinator's clock
 13      4     transaction_timeout_ms; 0 in a plain ticket
-17      32    HMAC-SHA256 over label, these fields, producer, partition and names
+17      2     chain_epoch: in a chained ticket only
+17, 19  32    HMAC-SHA256 over label, these fields, producer, partition and names
 ======  ====  ==============================================================
 
 The names are the transactional id and the topic id: whoever has a ticket may write for that id. A
@@ -40,6 +45,10 @@ from typing import Final
 import msgspec
 
 TICKET_BYTES: Final = 49
+CHAINED_TICKET_BYTES: Final = 51
+NO_CHAIN: Final = -1
+"""``chain_epoch`` of a ticket that is not chained: the sequences of each epoch begin at 0."""
+
 TICKET_GRACE_MS: Final = 3_600_000
 """How long after the transaction timeout a ticket is still accepted."""
 
@@ -50,12 +59,18 @@ TRANSACTION_TIMEOUT_LIMIT_MS: Final = TICKET_LIFETIME_MAX_MS - TICKET_GRACE_MS
 """Maximum transaction timeout: tickets, valid from its start, must outlive a transaction."""
 
 _VERSION: Final = 3
+_CHAINED_VERSION: Final = 4
 _LABEL: Final = b"oncelog enrolment ticket\x00"
 _PLAIN_LABEL: Final = b"oncelog plain ticket\x00"
 _ANY_EPOCH_AND_PARTITION: Final = (-1, -1)
 _NO_NAMES: Final = ("", "")
-_TICKET = struct.Struct(">BIqi32s")
+_FIELDS = struct.Struct(">BIqi")
 _CLAIM = struct.Struct(">BIqiqhi")
+"""What the MAC covers: the fields, then producer id, epoch and partition."""
+
+_CHAIN_EPOCH = struct.Struct(">h")
+_MAC_BYTES: Final = 32
+_SIZES: Final = {_VERSION: TICKET_BYTES, _CHAINED_VERSION: CHAINED_TICKET_BYTES}
 _LENGTH = struct.Struct(">I")
 
 
@@ -120,14 +135,20 @@ def issue_ticket(
     issued_ms: int,
     transaction_timeout_ms: int,
     key_version: int = 0,
+    chain_epoch: int = NO_CHAIN,
 ) -> bytes:
     """The ticket of one partition; issue it only once the enrolment is durable.
 
     ``producer_epoch`` is that of the transaction's data. ``issued_ms`` is milliseconds since the
     Unix epoch. The topic is given by id, so a recreated topic of the same name does not match.
+    ``chain_epoch`` is the first epoch of the producer id whose sequences this producer continues,
+    at most ``producer_epoch``; -1 if it begins each epoch at 0.
     """
+    version, chain = _VERSION, b""
+    if chain_epoch != NO_CHAIN:
+        version, chain = _CHAINED_VERSION, _CHAIN_EPOCH.pack(chain_epoch)
     claim = _CLAIM.pack(
-        _VERSION,
+        version,
         key_version,
         issued_ms,
         transaction_timeout_ms,
@@ -135,8 +156,8 @@ def issue_ticket(
         producer_epoch,
         partition,
     )
-    mac = _mac(cluster_key, _LABEL, claim, (transactional_id, topic_id))
-    return _TICKET.pack(_VERSION, key_version, issued_ms, transaction_timeout_ms, mac)
+    mac = _mac(cluster_key, _LABEL, claim + chain, (transactional_id, topic_id))
+    return claim[: _FIELDS.size] + chain + mac
 
 
 def check_ticket(
@@ -165,7 +186,7 @@ def check_ticket(
     )
     if verdict is not TicketVerdict.VALID:
         return verdict
-    _, _, issued_ms, transaction_timeout_ms, _ = _TICKET.unpack(ticket)
+    _, _, issued_ms, transaction_timeout_ms = _FIELDS.unpack_from(ticket)
     lifetime_ms = min(transaction_timeout_ms + TICKET_GRACE_MS, TICKET_LIFETIME_MAX_MS)
     is_alive = now_ms - issued_ms <= lifetime_ms
     return TicketVerdict.VALID if is_alive else TicketVerdict.INVALID
@@ -176,8 +197,7 @@ def issue_plain_ticket(
 ) -> bytes:
     """The ticket of a producer without transactions; its id must never be used for them."""
     claim = _CLAIM.pack(_VERSION, key_version, issued_ms, 0, producer_id, *_ANY_EPOCH_AND_PARTITION)
-    mac = _mac(cluster_key, _PLAIN_LABEL, claim, _NO_NAMES)
-    return _TICKET.pack(_VERSION, key_version, issued_ms, 0, mac)
+    return claim[: _FIELDS.size] + _mac(cluster_key, _PLAIN_LABEL, claim, _NO_NAMES)
 
 
 def check_plain_ticket(
@@ -207,25 +227,33 @@ def _check_mac(
     now_ms: int,
 ) -> TicketVerdict:
     """Check the MAC, at any age. ``owner``: producer id, epoch and partition."""
-    if len(ticket) != TICKET_BYTES:
+    if not ticket or len(ticket) != _SIZES.get(ticket[0]):
         return TicketVerdict.INVALID
-    version, key_version, issued_ms, transaction_timeout_ms, mac = _TICKET.unpack(ticket)
-    if version != _VERSION:
-        return TicketVerdict.INVALID
+    version, key_version, issued_ms, transaction_timeout_ms = _FIELDS.unpack_from(ticket)
     if key_version > keys.version:
         return TicketVerdict.NEWER_KEY
     cluster_key = keys.key_of(key_version, now_ms)
     if cluster_key is None:
         return TicketVerdict.INVALID
     claim = _CLAIM.pack(version, key_version, issued_ms, transaction_timeout_ms, *owner)
+    claim += ticket[_FIELDS.size : -_MAC_BYTES]
+    mac = ticket[-_MAC_BYTES:]
     is_ours = hmac.compare_digest(mac, _mac(cluster_key, label, claim, names))
     return TicketVerdict.VALID if is_ours else TicketVerdict.INVALID
 
 
 def key_version_of(ticket: bytes) -> int:
     """The key version under which a well-formed ticket was made."""
-    version: int = _TICKET.unpack(ticket)[1]
+    version: int = _FIELDS.unpack_from(ticket)[1]
     return version
+
+
+def chain_epoch_of(ticket: bytes) -> int:
+    """The chain epoch of a well-formed ticket, -1 if it is not chained. Check the ticket first."""
+    if ticket[0] != _CHAINED_VERSION:
+        return NO_CHAIN
+    epoch: int = _CHAIN_EPOCH.unpack_from(ticket, _FIELDS.size)[0]
+    return epoch
 
 
 def _mac(cluster_key: bytes, label: bytes, claim: bytes, names: tuple[str, str]) -> bytes:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial, wraps
+from typing import Any, Final, TypeVar
 
 from msgspec import structs
 
@@ -36,6 +36,7 @@ from oncelog.actors.protocol.messages.base import Reply, ReplyT, Request
 from oncelog.actors.protocol.messages.cluster import TopicMetadata
 from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProducerDescription
 from oncelog.actors.protocol.messages.transaction import (
+    NO_COORDINATOR_EPOCH,
     AbortTransactionReply,
     AbortTransactionRequest,
     AddOffsetsToTxnRequest,
@@ -59,9 +60,11 @@ from oncelog.actors.protocol.messages.transaction import (
     PrepareTxnRequest,
     ProducerHeartbeatRequest,
     RenewRunRequest,
+    VerifyTxnReply,
+    VerifyTxnRequest,
 )
 from oncelog.actors.protocol.quotas import OpenTransactions
-from oncelog.actors.protocol.tickets import issue_ticket
+from oncelog.actors.protocol.tickets import NO_CHAIN, issue_ticket
 from oncelog.actors.protocol.transaction.checks import Refusal, check_transactional_id
 from oncelog.actors.protocol.transaction.members import HeldRecords
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
@@ -88,6 +91,8 @@ from oncelog.storage.model import (
 
 _logger = logging.getLogger(__name__)
 
+RequestT = TypeVar("RequestT", bound=Request[Any])
+
 TOPIC_AGE_MAX_MS: Final = 1_000
 """Maximum age of the topic ids in tickets."""
 
@@ -100,6 +105,30 @@ HOLDER_NEWS_MS: Final = 300
 
 HOLDER_LOOK_MS: Final = 20
 """Interval of looking for them."""
+
+EnrolledT = TypeVar("EnrolledT", AddPartitionsToTxnReply, VerifyTxnReply)
+TellingT = TypeVar(
+    "TellingT", InitProducerIdReply, AddPartitionsToTxnReply, VerifyTxnReply, EndTxnReply
+)
+
+
+def _telling_epoch(
+    handler: Callable[[TransactionCoordinator, RequestT], Awaitable[TellingT]],
+) -> Callable[[TransactionCoordinator, RequestT], Coroutine[Any, Any, TellingT]]:
+    """Let each reply tell the coordinator's epoch, once it leads.
+
+    Whoever knows it knows that what earlier coordinators have accepted was sent before: this one
+    takes nothing from them any more.
+    """
+
+    @wraps(handler)
+    async def told(coordinator: TransactionCoordinator, request: RequestT) -> TellingT:
+        reply = await handler(coordinator, request)
+        is_leading = coordinator.replica.availability() is ErrorCode.NONE
+        epoch = coordinator.runtime.coordinator_epoch if is_leading else NO_COORDINATOR_EPOCH
+        return structs.replace(reply, coordinator_epoch=epoch)
+
+    return told
 
 
 class TransactionCoordinator:
@@ -198,6 +227,7 @@ class TransactionCoordinator:
         if await self.replica.all_committed() is not ErrorCode.NONE or self._is_stopped:
             return
         self.machine.holders.started(loop_ms())
+        self.machine.producers.coordinator_epoch = self.runtime.coordinator_epoch
         self.runtime.is_loaded = True
         self._completions.resume()
         scans = TransactionScans(
@@ -238,6 +268,7 @@ class TransactionCoordinator:
 
     # --- requests -------------------------------------------------------------------------
 
+    @_telling_epoch
     async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdReply:
         """Give a producer its id and epoch, durably; with a transactional id, fence others."""
         transactional_id = request.transactional_id
@@ -319,6 +350,7 @@ class TransactionCoordinator:
             lambda now_ms: self.machine.runs.decide_renew(request, now_ms),
         )
 
+    @_telling_epoch
     async def add_partitions_to_txn(
         self, request: AddPartitionsToTxnRequest
     ) -> AddPartitionsToTxnReply:
@@ -326,13 +358,9 @@ class TransactionCoordinator:
         refusal = self._refusal(request.transactional_id)
         if refusal is not None:
             return request.failed(*refusal)
-        names = {tp.topic for tp in request.partitions}
-        error, topics = await self._cluster.topics(names, as_of_ms=loop_ms() - TOPIC_AGE_MAX_MS)
-        if error is not ErrorCode.NONE and len(topics) < len(names):
-            return request.failed(
-                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the controller answers {error.name}"
-            )
-        self._learn_newer_keys()
+        topics = await self._topics(request.partitions)
+        if isinstance(topics, tuple):
+            return request.failed(*topics)
         counts = {name: len(topic.partitions) for name, topic in topics.items()}
         reply = await self.runtime.execute(
             request.transactional_id,
@@ -343,24 +371,59 @@ class TransactionCoordinator:
             return reply
         return self._with_tickets(request, self._heard(request.transactional_id, reply), topics)
 
+    async def _topics(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[str, TopicMetadata] | Refusal:
+        """The topics of ``partitions`` that exist, as they were lately."""
+        names = {tp.topic for tp in partitions}
+        error, topics = await self._cluster.topics(names, as_of_ms=loop_ms() - TOPIC_AGE_MAX_MS)
+        if error is not ErrorCode.NONE and len(topics) < len(names):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the controller answers {error.name}"
+        self._learn_newer_keys()
+        return topics
+
+    @_telling_epoch
     async def add_offsets_to_txn(self, request: AddOffsetsToTxnRequest) -> AddPartitionsToTxnReply:
         """Enrol the offsets partition of a group, durably, and answer its ticket."""
-        if not 0 < len(request.group_id.encode("utf-8", "replace")) <= GROUP_ID_MAX_BYTES:
-            return request.failed(
-                ErrorCode.INVALID_GROUP_ID, f"group_id: give 1 to {GROUP_ID_MAX_BYTES} bytes"
-            )
-        error = self.runtime.unavailable()
-        if error is not ErrorCode.NONE:
-            return request.failed(error)
-        shard = shard_of(request.group_id, self.replica.leadership.offsets_partitions)
+        tp = self._offsets_partition(request.group_id)
+        if not isinstance(tp, TopicPartition):
+            return request.failed(*tp)
         return await self.add_partitions_to_txn(
             AddPartitionsToTxnRequest(
                 transactional_id=request.transactional_id,
                 producer_id=request.producer_id,
                 producer_epoch=request.producer_epoch,
-                partitions=(TopicPartition(CONSUMER_OFFSETS_TOPIC, shard),),
+                partitions=(tp,),
+                label=request.label,
             )
         )
+
+    def _offsets_partition(self, group_id: str) -> TopicPartition | Refusal:
+        if not 0 < len(group_id.encode("utf-8", "replace")) <= GROUP_ID_MAX_BYTES:
+            return ErrorCode.INVALID_GROUP_ID, f"group_id: give 1 to {GROUP_ID_MAX_BYTES} bytes"
+        error = self.runtime.unavailable()
+        if error is not ErrorCode.NONE:
+            return error, ""
+        shard = shard_of(group_id, self.replica.leadership.offsets_partitions)
+        return TopicPartition(CONSUMER_OFFSETS_TOPIC, shard)
+
+    @_telling_epoch
+    async def verify_txn(self, request: VerifyTxnRequest) -> VerifyTxnReply:
+        """Answer the tickets of what a version 1 client has enrolled; enrol nothing."""
+        partitions = request.partitions
+        if request.group_id is not None:
+            tp = self._offsets_partition(request.group_id)
+            if not isinstance(tp, TopicPartition):
+                return request.failed(*tp)
+            partitions = (*partitions, tp)
+        topics = await self._topics(partitions)
+        refusal = self._refusal(request.transactional_id)
+        if refusal is not None:
+            return request.failed(*refusal)
+        if isinstance(topics, tuple):
+            return request.failed(*topics)
+        reply = self.machine.producers.verify(request, partitions)
+        return self._with_chained_tickets(request, reply, topics)
 
     async def prepare_txn(self, request: PrepareTxnRequest) -> Reply:
         """Keep a transaction for a decision elsewhere, durably."""
@@ -373,6 +436,7 @@ class TransactionCoordinator:
             refused=request.failed,
         )
 
+    @_telling_epoch
     async def end_txn(self, request: EndTxnRequest) -> EndTxnReply:
         """Commit or abort, durably; answer once it is visible, or after a while."""
         transactional_id = request.transactional_id
@@ -547,6 +611,8 @@ class TransactionCoordinator:
         topics: Mapping[str, TopicMetadata],
     ) -> AddPartitionsToTxnReply:
         """Add tickets to the reply, now that the enrolment is durable."""
+        if request.label is not None:
+            return self._with_chained_tickets(request, reply, topics)
         metadata = self.machine.ids.metadata(request.transactional_id)
         if metadata is None:
             return request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -557,12 +623,47 @@ class TransactionCoordinator:
         )
         return structs.replace(reply, enrolments=enrolments)
 
+    def _with_chained_tickets(
+        self,
+        request: AddPartitionsToTxnRequest | VerifyTxnRequest,
+        reply: EnrolledT,
+        topics: Mapping[str, TopicMetadata],
+    ) -> EnrolledT:
+        """Add the tickets of a version 1 client, whose sequences go on since its pair was told.
+
+        Where they cannot, since the producer id is another one by now, it gets none.
+        """
+        metadata = self.machine.ids.metadata(request.transactional_id)
+        if reply.error is not ErrorCode.NONE or metadata is None:
+            return reply
+        owner = (reply.producer_id, reply.producer_epoch)
+
+        def with_ticket(one: PartitionEnrolment) -> PartitionEnrolment:
+            tp = one.topic_partition
+            if one.error is not ErrorCode.NONE:
+                return one
+            if tp.topic not in topics:
+                return structs.replace(one, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            topic_id = topics[tp.topic].topic_id
+            if tp.topic == CONSUMER_OFFSETS_TOPIC:
+                # Whoever sends positions numbers them anew in each transaction.
+                return self._enrolment(tp, topic_id, metadata, owner)
+            if request.producer_id != owner[0]:
+                return one
+            return self._enrolment(
+                tp, topic_id, metadata, owner, chain_epoch=request.producer_epoch
+            )
+
+        return structs.replace(reply, enrolments=tuple(map(with_ticket, reply.enrolments)))
+
     def _enrolment(
         self,
         tp: TopicPartition,
         topic_id: str,
         metadata: TransactionMetadata,
         owner: tuple[int, int],
+        *,
+        chain_epoch: int = NO_CHAIN,
     ) -> PartitionEnrolment:
         """The enrolment of ``owner`` (producer id, epoch) with its ticket; it must be durable."""
         ticket = issue_ticket(
@@ -576,6 +677,7 @@ class TransactionCoordinator:
             # The logged start, not the current time: no coordinator can extend a ticket.
             issued_ms=metadata.start_ms,
             transaction_timeout_ms=self.machine.upkeep.longest_ms(metadata),
+            chain_epoch=chain_epoch,
         )
         return PartitionEnrolment(topic_partition=tp, error=ErrorCode.NONE, ticket=ticket)
 

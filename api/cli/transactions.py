@@ -119,6 +119,10 @@ def _as_text(one: TransactionDescription) -> str:
         ("open for", _open_for(one) or "not open"),
         ("token", "none" if token is None else json.dumps(bytes_as_json(token))),
     ]
+    if one.told_producer_id >= 0:
+        # A Kafka client of version 1 has one pair for all of its transactions.
+        told = f"producer {one.told_producer_id}, epoch {one.told_producer_epoch}"
+        facts.append(("client knows", told))
     if one.prepared is not None:
         ago = duration_text(max(int(time.time() * 1_000) - one.prepared.prepared_ms, 0))
         by = f"producer {one.prepared.producer_id}, epoch {one.prepared.producer_epoch}"
@@ -311,6 +315,12 @@ def as_json(one: TransactionDescription) -> dict[str, Any]:
         "last_update_ms": one.last_update_ms,
         "commit_token": bytes_as_json(one.commit_token),
         "partitions": [str(tp) for tp in one.partitions],
+        "told": None
+        if one.told_producer_id < 0
+        else {
+            "producer_id": one.told_producer_id,
+            "producer_epoch": one.told_producer_epoch,
+        },
         "prepared": None
         if one.prepared is None
         else {

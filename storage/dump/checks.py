@@ -31,7 +31,7 @@ from oncelog.storage.log.side_files import (
     read_clean_shutdown,
     read_log_start,
 )
-from oncelog.storage.model import NO_TIMESTAMP, ProducerSnapshotEntry
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_TIMESTAMP, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.control import ControlRecord
 from oncelog.storage.segments.aborted_index import AbortedIndexEntry
@@ -508,6 +508,9 @@ class ProducerCheck:
         if replayed is None:
             yield "the log does not know it"
             return
+        if not stored.has_batch and replayed.batch_epoch != NO_PRODUCER_EPOCH:
+            # Kafka forgets batches at a marker, and so did older builds.
+            replayed = replayed.without_batch()
         for field in fields(ProducerSnapshotEntry):
             value, expected = getattr(stored, field.name), getattr(replayed, field.name)
             # A producer that was forgotten and came back has no coordinator epoch.

@@ -10,13 +10,18 @@ Kafka's layout, big-endian. The state is that *before* the offset of the name.
 | 46 each | producer id 8, epoch 2, last sequence 4, last offset 8, offset delta 4, timestamp 8, |
 |  | coordinator epoch 4, first offset of the open transaction 8 (-1 none) |
 
+A producer whose epoch a marker has raised above that of its newest batch has two entries, one after
+the other: first that batch with its epoch, then its state without a batch. Who knows only one entry
+per producer, as Kafka does, takes the last one.
+
 A damaged snapshot costs a longer replay and nothing else. Source: KIP-98, "Producer state".
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +30,7 @@ from crc32c import crc32c
 from oncelog.storage.disk.disk_errors import read_small_file
 from oncelog.storage.disk.file_system import FileHandle, FileSystem
 from oncelog.storage.exceptions import CorruptDataError
-from oncelog.storage.model import ProducerSnapshotEntry
+from oncelog.storage.model import NO_PRODUCER_EPOCH, ProducerSnapshotEntry
 
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 _VERSION: Final = 1
@@ -36,6 +41,7 @@ _ENTRY: Final = struct.Struct(">qhiqiqiq")
 
 def encode_snapshot(entries: Sequence[ProducerSnapshotEntry]) -> bytes:
     """The file's bytes."""
+    stored = [part for entry in entries for part in _parts(entry)]
     body = b"".join(
         _ENTRY.pack(
             entry.producer_id,
@@ -47,10 +53,10 @@ def encode_snapshot(entries: Sequence[ProducerSnapshotEntry]) -> bytes:
             entry.coordinator_epoch,
             entry.current_txn_first_offset,
         )
-        for entry in entries
+        for entry in stored
     )
-    checked = struct.pack(">i", len(entries)) + body
-    return _HEADER.pack(_VERSION, crc32c(checked), len(entries)) + body
+    checked = struct.pack(">i", len(stored)) + body
+    return _HEADER.pack(_VERSION, crc32c(checked), len(stored)) + body
 
 
 def decode_snapshot(data: bytes) -> list[ProducerSnapshotEntry]:
@@ -64,8 +70,9 @@ def decode_snapshot(data: bytes) -> list[ProducerSnapshotEntry]:
         raise CorruptDataError("producer snapshot does not match its CRC")
     if len(data) != _HEADER.size + count * _ENTRY.size:
         raise CorruptDataError(f"producer snapshot does not hold its {count} entries")
-    return [
-        ProducerSnapshotEntry(
+    entries: list[ProducerSnapshotEntry] = []
+    for fields in _ENTRY.iter_unpack(memoryview(data)[_HEADER.size :]):
+        entry = ProducerSnapshotEntry(
             producer_id=fields[0],
             producer_epoch=fields[1],
             last_sequence=fields[2],
@@ -75,8 +82,30 @@ def decode_snapshot(data: bytes) -> list[ProducerSnapshotEntry]:
             coordinator_epoch=fields[6],
             current_txn_first_offset=fields[7],
         )
-        for fields in _ENTRY.iter_unpack(memoryview(data)[_HEADER.size :])
-    ]
+        if entries and entries[-1].producer_id == entry.producer_id:
+            entry = _joined(entries.pop(), entry)
+        entries.append(entry)
+    return entries
+
+
+def _parts(entry: ProducerSnapshotEntry) -> Iterator[ProducerSnapshotEntry]:
+    """What is stored of an entry: see the module."""
+    if entry.batch_epoch == NO_PRODUCER_EPOCH:
+        yield entry
+        return
+    yield replace(entry, producer_epoch=entry.batch_epoch, batch_epoch=NO_PRODUCER_EPOCH)
+    yield entry.without_batch()
+
+
+def _joined(batch: ProducerSnapshotEntry, state: ProducerSnapshotEntry) -> ProducerSnapshotEntry:
+    """The entry of which both parts are stored."""
+    return replace(
+        state,
+        last_sequence=batch.last_sequence,
+        last_offset=batch.last_offset,
+        offset_delta=batch.offset_delta,
+        batch_epoch=batch.producer_epoch,
+    )
 
 
 class SnapshotStore:

@@ -157,9 +157,9 @@ class ReadableLog:
 
         The caller already knows the state before ``snapshot_offset``. Below ``history_end``
         (exclusive, at most ``snapshot_offset``) it needs only sequences. From there to the stored
-        high watermark it needs, of committed transactions, only the newest. Batches left out may
-        have leader epochs of their own: all epochs are in ``leader_epochs``. For use right after
-        ``open``: what that has checked is not checked again.
+        high watermark it needs, of committed transactions, only the newest one with data and what
+        follows. Batches left out may have leader epochs of their own: all epochs are in
+        ``leader_epochs``. For use right after ``open``: what that has checked is not checked again.
         """
         pairs = self._epochs.pairs
         settled = range(snapshot_offset, max(snapshot_offset, self.high_watermark))

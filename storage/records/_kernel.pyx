@@ -49,7 +49,7 @@ cdef extern from "Python.h":
     PyObject *PyBytes_New "PyBytes_FromStringAndSize"(const char *, Py_ssize_t) except NULL
     const Py_ssize_t PY_SSIZE_T_MAX
 
-INTERFACE = 6
+INTERFACE = 7
 """Changes with the functions below, so that a module built from older source is refused."""
 
 cdef enum:

@@ -225,6 +225,7 @@ cdef Py_ssize_t drop_forgotten(
 cdef struct Ended:
     int64_t producer_id
     int16_t epoch
+    int16_t data_epoch
     bint is_settled
 
 
@@ -245,10 +246,10 @@ cdef inline bint is_marker(const uint8_t *at) noexcept nogil:
 cdef void mark_settled(
     const uint8_t *start, int32_t *places, Py_ssize_t count, int64_t settled_end
 ) noexcept nogil:
-    """Mark what was committed below ``settled_end`` and is followed by a marker that stays.
+    """Mark what was committed below ``settled_end`` and is followed by data and a marker that stay.
 
-    That makes the producer's state anew, as its epoch is newer. A mark is a place that no batch
-    has.
+    They make the producer's state anew, as their epochs are newer: data the remembered batches, a
+    marker the rest. A mark is a place that no batch has.
     """
     cdef Ended slots[SLOTS]
     cdef Ended *slot
@@ -257,6 +258,7 @@ cdef void mark_settled(
     cdef Py_ssize_t index
     for index in range(SLOTS):
         slots[index].producer_id = -2
+        slots[index].data_epoch = -1
     for index in range(count - 1, -1, -1):
         at = start + places[index]
         sender = sender_of(at)
@@ -266,17 +268,23 @@ cdef void mark_settled(
         if sender.attributes & CONTROL and is_marker(at):
             slot.is_settled = (
                 slot.producer_id == sender.producer_id
+                and slot.data_epoch >= 0
                 and slot.epoch > sender.producer_epoch
                 and at[HEADER_BYTES + 8] == 1
                 and big64(at) < settled_end
             )
             if not slot.is_settled:
+                if slot.producer_id != sender.producer_id:
+                    slot.data_epoch = -1
                 slot.producer_id, slot.epoch = sender.producer_id, sender.producer_epoch
         elif (
             slot.producer_id != sender.producer_id
             or sender.attributes & CONTROL
             or not sender.attributes & TRANSACTIONAL
         ):
+            continue
+        elif not slot.is_settled or sender.producer_epoch >= slot.data_epoch:
+            slot.data_epoch = sender.producer_epoch
             continue
         if slot.is_settled:
             places[index] = ~places[index]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypedDict
+
+from crc32c import crc32c
 
 from oncelog.storage.exceptions import CorruptDataError
 from oncelog.storage.model import (
@@ -35,6 +38,7 @@ from oncelog.storage.records.layout import (
     LOG_APPEND_TIME,
     MAGIC,
     MAX_TIMESTAMP_AT,
+    PRODUCER_AT,
     TRANSACTIONAL,
 )
 
@@ -52,6 +56,11 @@ _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
+_PRODUCER = struct.Struct(">qh")
+
+_ALL_BITS: Final = 0xFFFF_FFFF
+_ZEROS: Final = bytes(4_096)
+_Shift: TypeAlias = tuple[tuple[int, ...], ...]
 
 _BATCH_LENGTH_MIN: Final = HEADER_BYTES - LENGTH_END
 HEAD_ROOM: Final = bytes(HEADER_BYTES)
@@ -246,6 +255,64 @@ def crc_when_stamped(buffer: Buffer, timestamp_ms: int) -> int:
     stamped = bytearray(buffer)
     stamp_log_append_time(stamped, timestamp_ms)
     return parse_header(stamped).crc
+
+
+def stamp_producer(buffer: WritableBuffer, producer_id: int, producer_epoch: int) -> None:
+    """Make the one batch in ``buffer`` that of another producer id and epoch.
+
+    Its CRC is changed by what that changes, not computed anew: a batch that is damaged stays so.
+    The records are not read, so a large batch takes hardly longer than a small one.
+    """
+    end = PRODUCER_AT + _PRODUCER.size
+    before = int.from_bytes(buffer[PRODUCER_AT:end], "big")
+    _PRODUCER.pack_into(buffer, PRODUCER_AT, producer_id, producer_epoch)
+    change = before ^ int.from_bytes(buffer[PRODUCER_AT:end], "big")
+    # A CRC is linear: the change of the bytes, and zeros behind it, have the change of the CRC.
+    of_change = _crc_on(0, change.to_bytes(_PRODUCER.size, "big"))
+    (crc,) = _CRC.unpack_from(buffer, CRC_AT)
+    _CRC.pack_into(buffer, CRC_AT, crc ^ _crc_on_zeros(of_change, len(buffer) - end))
+
+
+def _crc_on(register: int, data: Buffer) -> int:
+    """The register of a CRC after ``data``: without the inversions at its begin and end."""
+    return crc32c(data, register ^ _ALL_BITS) ^ _ALL_BITS
+
+
+def _crc_on_zeros(register: int, count: int) -> int:
+    """The register after so many zeros: by a shift for each bit of their number above 4,096."""
+    large, small = divmod(count, len(_ZEROS))
+    register = _crc_on(register, memoryview(_ZEROS)[:small])
+    for bit in range(large.bit_length()):
+        if large >> bit & 1:
+            register = _shifted(register, _shift(bit))
+    return register
+
+
+def _shifted(register: int, shift: _Shift) -> int:
+    of_0, of_1, of_2, of_3 = shift
+    return (
+        of_0[register & 255]
+        ^ of_1[register >> 8 & 255]
+        ^ of_2[register >> 16 & 255]
+        ^ of_3[register >> 24]
+    )
+
+
+@cache
+def _shift(bit: int) -> _Shift:
+    """What ``4_096 << bit`` zeros make of each value of each byte of a register."""
+    if bit == 0:
+        of_bits = [_crc_on(1 << place, _ZEROS) for place in range(32)]
+    else:
+        half = _shift(bit - 1)
+        of_bits = [_shifted(_shifted(1 << place, half), half) for place in range(32)]
+    tables = []
+    for first in range(0, 32, 8):
+        table = [0]
+        for of_bit in of_bits[first : first + 8]:
+            table += [value ^ of_bit for value in table]
+        tables.append(tuple(table))
+    return tuple(tables)
 
 
 def iterate_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:

@@ -230,8 +230,8 @@ def state_batches(
     optional if it is not the first one seen and ``DUPLICATE_WINDOW_BATCHES`` later batches of the
     same epoch follow. Below ``history_end`` (exclusive) only sequences count: control batches are
     optional, and transactional batches by the same rule. A committed transaction that lies in
-    ``settled`` is optional, as a whole or all but its marker: no state is known in there, and all
-    of it is replicated.
+    ``settled`` is optional, as a whole or all but its marker, where data of a later one is not: no
+    state is known in there, and all of it is replicated.
 
     ``is_checked``: all batches were found good since the log was opened. Otherwise CRCs and the
     known ``leader_epochs`` are checked, and CorruptDataError names file and position.

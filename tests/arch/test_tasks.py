@@ -18,7 +18,7 @@ SEEN_ELSEWHERE = {
     ("actors/coordination/actor_watch.py", "_watch"): "check() takes the result of each",
     (
         "actors/gateway/transactions/enrolments.py",
-        "ticket",
+        "_asked",
     ): "whoever waits for an answer gets what it raises",
     ("actors/rpc/actor_transport.py", "_begin"): "a task that only waits to be cancelled",
 }

@@ -8,11 +8,17 @@ import sys
 import coordinator_model
 import partition_model
 import quorum_model
+import version_1_model
 from explorer import explore
 
 MODELS = {
     model.name: model
-    for model in (*partition_model.MODELS, *quorum_model.MODELS, *coordinator_model.MODELS)
+    for model in (
+        *partition_model.MODELS,
+        *quorum_model.MODELS,
+        *coordinator_model.MODELS,
+        *version_1_model.MODELS,
+    )
 }
 
 

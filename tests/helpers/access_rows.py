@@ -272,6 +272,7 @@ ROWS: tuple[Row, ...] = (
         ),
         (WRITE_ID, READ_GROUP),
     ),
+    Row(_of_id(txn.VerifyTxnRequest, **_PRODUCER), (SERVER_PROOF,)),
     Row(_of_id(txn.PrepareTxnRequest, **_PRODUCER), (WRITE_ID,)),
     Row(_end, (WRITE_ID,)),
     Row(lambda n: _end(n, next_partitions=(n.partition,)), (WRITE_ID, WRITE_TOPICS)),

@@ -60,6 +60,7 @@ class CoordinatorWorld:
         self.leader_epochs: dict[TopicPartition, int] = {}
         self.topic_ids: dict[str, str] = {}
         self.next_producer_id = 1_000
+        self.next_incarnation = 0
         self.next_epoch = 5
         self.cluster_key_version = 0
         self.clock_offset_ms = 0

@@ -30,6 +30,8 @@ from oncelog.actors.protocol.messages.brokers import (
     FindKafkaListenerRequest,
 )
 from oncelog.actors.protocol.messages.cluster import (
+    AllocateProducerIdsReply,
+    AllocateProducerIdsRequest,
     BrokerMetadata,
     CreateTopicReply,
     CreateTopicRequest,
@@ -63,6 +65,8 @@ class Actors:
         """What the controller answers instead."""
         self.gateways: dict[str, tuple[str, int]] = {"gateway:0@2": ("10.0.0.2", 9_092)}
         self.asked: list[tuple[str, Request[Any]]] = []
+        self.next_producer_id = 0
+        self.has_producer_ids = True
         self.gate: asyncio.Event | None = None
         """Holds up the gateways' answers until it is set."""
         self.brokers = (
@@ -95,6 +99,11 @@ class Actors:
             leaders = [1] * request.partitions
             self.topics[request.name] = topic_of(request.name, *leaders, topic_id=request.topic_id)
             return CreateTopicReply(topic_id=request.topic_id)
+        if isinstance(request, AllocateProducerIdsRequest):
+            if not self.has_producer_ids:
+                return request.failed(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            first, self.next_producer_id = self.next_producer_id, self.next_producer_id + 1_000
+            return AllocateProducerIdsReply(first_producer_id=first, count=1_000)
         assert isinstance(request, MetadataRequest)
         names = self.topics if request.topics is None else request.topics
         return MetadataReply(

@@ -7,7 +7,12 @@ from oncelog.actors.protocol.partition.partition_machine import (
     CompletedTransaction,
     PartitionMachine,
 )
-from oncelog.actors.protocol.tickets import ClusterKeys, issue_plain_ticket, issue_ticket
+from oncelog.actors.protocol.tickets import (
+    NO_CHAIN,
+    ClusterKeys,
+    issue_plain_ticket,
+    issue_ticket,
+)
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin, ProducerSnapshotEntry, TopicPartition
 from oncelog.storage.records.batch import BatchHeader
@@ -65,7 +70,11 @@ class LedPartition:
         return self.machine.log_end_offset
 
     def ticket(
-        self, producer_id: int = 7, producer_epoch: int = 0, issued_ms: int = NOW_MS
+        self,
+        producer_id: int = 7,
+        producer_epoch: int = 0,
+        issued_ms: int = NOW_MS,
+        chain_epoch: int = NO_CHAIN,
     ) -> bytes:
         return issue_ticket(
             cluster_key=CLUSTER_KEY,
@@ -76,6 +85,7 @@ class LedPartition:
             partition=self.topic_partition.partition,
             issued_ms=issued_ms,
             transaction_timeout_ms=60_000,
+            chain_epoch=chain_epoch,
         )
 
     def plain_ticket(self, producer_id: int = 7, key: bytes = CLUSTER_KEY) -> bytes:

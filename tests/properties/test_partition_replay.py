@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 from led_partition import LedPartition, make_header
 
 from oncelog.actors.protocol.partition.producers import ProducerEntry
+from oncelog.actors.protocol.tickets import NO_CHAIN
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import AppendOrigin, ProducerSnapshotEntry
 from oncelog.storage.records.batch import BatchHeader
 from oncelog.storage.records.codec import encode_records
+from oncelog.storage.records.control import ControlRecord
 
+Log: TypeAlias = list[tuple[BatchHeader, ControlRecord | None]]
 PRODUCERS = (1, 2, 3)
 HOLLOW_BATCH = bytes(encode_records([(None, b"never stamped like that", 0, ())]))
 """Bytes whose CRC is none of those that the headers here have."""
@@ -23,7 +28,8 @@ HOLLOW_BATCH = bytes(encode_records([(None, b"never stamped like that", 0, ())])
 class Send:
     """Data. ``skew`` moves the sequence away from the next one, ``lag`` the epoch.
 
-    ``content`` stands for what is in it.
+    ``content`` stands for what is in it. ``chain``: how far below the epoch the chain of a client
+    began that continues its sequences; ``None`` without a chain.
     """
 
     producer_id: int
@@ -34,6 +40,7 @@ class Send:
     has_ticket: bool
     is_from_coordinator: bool
     content: int
+    chain: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,10 +80,12 @@ SENDS = st.builds(
     has_ticket=st.sampled_from([True, True, False]),
     is_from_coordinator=st.sampled_from([False, False, True]),
     content=st.integers(0, 1),
+    chain=st.sampled_from([None, 0, 1, 2, 5]),
 )
 PLAIN = Send(1, 1, 0, 0, False, True, False, 0)
 TRANSACTIONAL = Send(1, 1, 0, 0, True, True, False, 0)
 REPEATED = Send(1, 1, -2, 0, True, True, False, 0)
+CHAINED = Send(1, 1, 0, 0, True, True, False, 0, chain=1)
 MARKS = st.builds(
     Mark,
     producer_id=st.sampled_from(PRODUCERS),
@@ -84,17 +93,43 @@ MARKS = st.builds(
     committed=st.booleans(),
     coordinator_epoch=st.integers(0, 2),
 )
+SINGLE = st.one_of(
+    SENDS,
+    SENDS,
+    MARKS,
+    st.builds(Replicate, percent=st.integers(0, 100)),
+    st.builds(Snapshot),
+    st.builds(FailOver),
+).map(lambda event: [event])
+
+
+def transaction(producer_id: int) -> st.SearchStrategy[list[Send | Mark]]:
+    """Data and their marker, from a client that may continue its sequences."""
+    sends = st.builds(
+        Send,
+        producer_id=st.just(producer_id),
+        count=st.integers(1, 4),
+        skew=st.sampled_from([0, 0, 0, 0, -1, 1]),
+        lag=st.just(0),
+        is_transactional=st.just(True),
+        has_ticket=st.just(True),
+        is_from_coordinator=st.just(False),
+        content=st.integers(0, 1),
+        chain=st.sampled_from([None, 1, 2, 5, 5, 5]),
+    )
+    marker = st.builds(
+        Mark,
+        producer_id=st.just(producer_id),
+        rise=st.just(1),
+        committed=st.booleans(),
+        coordinator_epoch=st.just(2),
+    )
+    return st.tuples(st.lists(sends, max_size=3), marker).map(lambda both: [*both[0], both[1]])
+
+
 EVENTS = st.lists(
-    st.one_of(
-        SENDS,
-        SENDS,
-        MARKS,
-        st.builds(Replicate, percent=st.integers(0, 100)),
-        st.builds(Snapshot),
-        st.builds(FailOver),
-    ),
-    max_size=60,
-)
+    st.one_of(SINGLE, st.sampled_from(PRODUCERS).flatmap(transaction)), min_size=8, max_size=40
+).map(lambda stories: list(itertools.chain.from_iterable(stories)))
 
 
 class Replays(LedPartition):
@@ -135,11 +170,11 @@ class Replays(LedPartition):
         return 0 if entry is None else entry.producer_epoch
 
     def _send(self, event: Send) -> None:
-        entry = self.machine.producers.entries.get(event.producer_id)
         producer_epoch = max(0, self._epoch(event.producer_id) - event.lag)
-        following = 0
-        if entry is not None and entry.producer_epoch == producer_epoch:
-            following = entry.last_sequence + 1
+        chain_epoch = NO_CHAIN
+        if event.chain is not None and event.is_transactional:
+            chain_epoch = max(0, producer_epoch - event.chain)
+        following = following_in(self.log, event.producer_id, producer_epoch, chain_epoch)
         header = make_header(
             producer_id=event.producer_id,
             producer_epoch=producer_epoch,
@@ -153,7 +188,7 @@ class Replays(LedPartition):
         verdict = self.decide(
             header,
             origin=AppendOrigin.COORDINATOR if event.is_from_coordinator else AppendOrigin.CLIENT,
-            ticket=self._ticket(header) if event.has_ticket else None,
+            ticket=self._ticket(header, chain_epoch) if event.has_ticket else None,
             batch=None if event.is_from_coordinator else HOLLOW_BATCH,
         )
         self.write(header, verdict)
@@ -170,11 +205,24 @@ class Replays(LedPartition):
             )
         elif verdict.error is ErrorCode.NONE:
             assert event.has_ticket
+            assert header.base_sequence in (-1, following)
 
-    def _ticket(self, header: BatchHeader) -> bytes:
+    def _ticket(self, header: BatchHeader, chain_epoch: int) -> bytes:
         if not header.is_transactional:
             return self.plain_ticket(header.producer_id)
-        return self.ticket(header.producer_id, header.producer_epoch)
+        return self.ticket(header.producer_id, header.producer_epoch, chain_epoch=chain_epoch)
+
+
+def following_in(log: Log, producer_id: int, producer_epoch: int, chain_epoch: int) -> int:
+    """The only sequence that a client may send next, as the log alone tells it."""
+    epoch, last = -1, -1
+    for header, control in log:
+        if control is None and header.producer_id == producer_id:
+            if header.producer_epoch != epoch:
+                epoch, last = header.producer_epoch, -1
+            last = max(last, header.last_sequence)
+    is_continued = epoch == producer_epoch or -1 < chain_epoch <= epoch
+    return last + 1 if is_continued else 0
 
 
 def places(entry: ProducerEntry) -> list[tuple[int, int, int]]:
@@ -192,6 +240,12 @@ def run(events: list[Send | Mark | Replicate | Snapshot | FailOver]) -> Replays:
 def test_a_send_with_its_ticket_is_written():
     """Else the properties below would say nothing of transactions."""
     assert len(run([PLAIN]).log) == len(run([TRANSACTIONAL]).log) == 1
+
+
+def test_a_chain_goes_on_after_a_marker():
+    """Likewise of chains."""
+    world = run([CHAINED, Mark(1, 1, committed=True, coordinator_epoch=0), CHAINED])
+    assert [header.base_sequence for header, _ in world.log] == [0, -1, 1]
 
 
 @given(EVENTS)

@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 import pytest
-from deadlines import DEADLINE_S, wait_for
+from deadlines import DEADLINE_S, to_its_end, wait_for
 
-pytest.importorskip("aiokafka")
-pytest.importorskip("kafka")
+aiokafka = pytest.importorskip("aiokafka")
+kafka = pytest.importorskip("kafka")
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
-from confluent_kafka import Consumer, KafkaError, KafkaException  # noqa: E402
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition  # noqa: E402
 from issued_certificates import Authority  # noqa: E402
 from kafka_clients import (  # noqa: E402
     COMMITTED,
@@ -255,21 +255,233 @@ def test_librdkafka_writes_with_all_codecs_reads_in_a_group_and_administers(
     wait_for(lambda: name not in admin.list_topics(timeout=DEADLINE_S).topics, "a deleted topic")
 
 
-def test_a_transactional_id_of_librdkafka_is_refused_by_name_and_for_good(
+# --- transactions of version 1 --------------------------------------------------------------------
+
+
+def transactional(served: KafkaCluster, name: str, **more: Any) -> Any:
+    """A producer of confluent-kafka that has its transactional id."""
+    settings = {"bootstrap.servers": served.bootstrap, "transactional.id": name, "linger.ms": 1}
+    producer = new_producer({**settings, **more})
+    producer.init_transactions(DEADLINE_S)
+    return producer
+
+
+def test_librdkafka_commits_and_aborts_transactions_over_several_partitions(
     served: KafkaCluster,
 ) -> None:
-    producer = new_producer(
-        {"bootstrap.servers": served.bootstrap, "transactional.id": "of-version-1"}
-    )
-    began = time.monotonic()
+    name = f"kafka-{next(_numbers)}"
+    served.create_topic(name, partitions=3)
+    producer = transactional(served, name)
+    committed: set[bytes] = set()
+    everything: set[bytes] = set()
+    for number in range(8):
+        values = {b"%d-%d" % (number, one) for one in range(60)}
+        producer.begin_transaction()
+        for one, value in enumerate(sorted(values)):
+            # Each transaction leaves out a partition, or none.
+            if one % 3 != number % 4:
+                producer.produce(name, value, partition=one % 3)
+                everything.add(value)
+                committed |= {value} if number % 3 else set()
+        if number % 3:
+            producer.commit_transaction(DEADLINE_S)
+        else:
+            # Of the first one everything was sent, of the others what has left by now.
+            assert number or producer.flush(DEADLINE_S) == 0
+            producer.abort_transaction(DEADLINE_S)
+    assert sorted(read_to_end(served.bootstrap, name)) == sorted(committed)
+    found = set(read_to_end(served.bootstrap, name, UNCOMMITTED))
+    assert committed < found <= everything
+
+
+def copy_with_librdkafka(served: KafkaCluster, source: str, sink: str, count: int) -> int:
+    """Copy ``count`` records in transactions, of which every third is aborted; how many were."""
+    producer, aborted = transactional(served, f"copies-{source}"), 0
+    settings = {
+        "bootstrap.servers": served.bootstrap,
+        "group.id": f"copies-{source}",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "isolation.level": COMMITTED,
+    }
+    consumer = Consumer(settings)
+    consumer.subscribe([source])
+    number, copied = 0, 0
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        while copied < count:
+            assert time.monotonic() < deadline
+            messages = consumer.consume(40, timeout=POLL_S)
+            if not messages:
+                continue
+            number += 1
+            first = min(messages, key=lambda one: one.offset())
+            producer.begin_transaction()
+            for message in messages:
+                assert message.error() is None, message.error()
+                producer.produce(sink, message.value())
+            producer.send_offsets_to_transaction(
+                consumer.position(consumer.assignment()),
+                consumer.consumer_group_metadata(),
+                DEADLINE_S,
+            )
+            if number % 3:
+                producer.commit_transaction(DEADLINE_S)
+                copied += len(messages)
+            else:
+                producer.abort_transaction(DEADLINE_S)
+                aborted += 1
+                consumer.seek(TopicPartition(source, 0, first.offset()))
+        (position,) = consumer.committed([TopicPartition(source, 0)], timeout=DEADLINE_S)
+        assert position.offset == count
+    finally:
+        consumer.close()
+    return aborted
+
+
+def test_librdkafka_copies_each_record_once_with_the_positions_of_its_group(
+    served: KafkaCluster, topic: str
+) -> None:
+    sink = f"{topic}-copied"
+    served.create_topic(sink)
+    values = [b"%d" % number for number in range(400)]
+    write_with_librdkafka(served.bootstrap, topic, values)
+    aborted = copy_with_librdkafka(served, topic, sink, len(values))
+    assert aborted > 1
+    assert read_to_end(served.bootstrap, sink) == values
+    assert len(read_to_end(served.bootstrap, sink, UNCOMMITTED)) > len(values)
+
+
+KILLED = """
+import sys, time
+from confluent_kafka import Producer
+
+bootstrap, topic = sys.argv[1:]
+producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"dies-{topic}"})
+producer.init_transactions(60)
+for name in ("kept", "lost"):
+    producer.begin_transaction()
+    for number in range(20):
+        producer.produce(topic, f"{name}-{number}".encode())
+    assert producer.flush(60) == 0
+    if name == "kept":
+        producer.commit_transaction(60)
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_successor_of_a_killed_librdkafka_aborts_what_it_has_left_open(
+    served: KafkaCluster, own: Any, topic: str
+) -> None:
+    command = [sys.executable, "-c", KILLED, served.bootstrap, topic]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+    finally:
+        process.kill()
+        process.communicate()
+    assert own.admin().describe_transaction(f"dies-{topic}").state == "Ongoing"
+    kept = [b"kept-%d" % number for number in range(20)]
+    producer = transactional(served, f"dies-{topic}")
+    assert read_to_end(served.bootstrap, topic) == kept
+    producer.begin_transaction()
+    producer.produce(topic, b"after")
+    producer.commit_transaction(DEADLINE_S)
+    assert read_to_end(served.bootstrap, topic) == [*kept, b"after"]
+    assert len(read_to_end(served.bootstrap, topic, UNCOMMITTED)) == 41
+
+
+def test_a_librdkafka_that_another_has_replaced_is_fenced_for_good(
+    served: KafkaCluster, topic: str
+) -> None:
+    old = transactional(served, f"twice-{topic}")
+    old.begin_transaction()
+    old.produce(topic, b"lost")
+    assert old.flush(DEADLINE_S) == 0
+    new = transactional(served, f"twice-{topic}")
     with pytest.raises(KafkaException) as refused:
-        producer.init_transactions(DEADLINE_S)
-    error = refused.value.args[0]
-    assert error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    assert (error.fatal(), error.retriable()) == (True, False)
-    assert time.monotonic() - began < DEADLINE_S / 2, "at once, and not at the end of the time"
+        old.commit_transaction(DEADLINE_S)
+    assert refused.value.args[0].code() == KafkaError._FENCED
+    assert refused.value.args[0].fatal()
+    new.begin_transaction()
+    new.produce(topic, b"kept")
+    new.commit_transaction(DEADLINE_S)
+    assert read_to_end(served.bootstrap, topic) == [b"kept"]
+
+
+def test_librdkafkas_transactions_go_on_when_their_gateway_is_killed(
+    served: KafkaCluster, topic: str
+) -> None:
+    producer, values = transactional(served, f"killed-{topic}"), []
+    for number in range(4):
+        values += [b"%d-%d" % (number, one) for one in range(50)]
+        producer.begin_transaction()
+        for value in values[-50:]:
+            producer.produce(topic, value)
+        if number == 1:
+            # In mid transaction.
+            assert producer.flush(DEADLINE_S) == 0
+            served.kill_gateway()
+        if number == 2:
+            # What is on its way is sent again.
+            served.kill_gateway()
+        producer.commit_transaction(DEADLINE_S)
+    assert read_to_end(served.bootstrap, topic) == values
+
+
+def test_kafka_python_commits_and_aborts_transactions_and_positions(
+    served: KafkaCluster, topic: str
+) -> None:
+    name = f"python-{topic}"
+    producer = kafka.KafkaProducer(bootstrap_servers=served.bootstrap, transactional_id=name)
+    committed, everything = [], []
+    position = kafka.TopicPartition(topic, 0)
+    try:
+        producer.init_transactions()
+        for number in range(6):
+            values = [b"%d-%d" % (number, one) for one in range(20)]
+            everything += values
+            producer.begin_transaction()
+            for sent in [producer.send(topic, value) for value in values]:
+                sent.get(timeout=DEADLINE_S)
+            told = {position: kafka.structs.OffsetAndMetadata(number + 1, "", -1)}
+            producer.send_offsets_to_transaction(told, name)
+            if number % 2:
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+                committed += values
+    finally:
+        producer.close(timeout=DEADLINE_S)
+    assert read_to_end(served.bootstrap, topic) == committed
+    assert read_to_end(served.bootstrap, topic, UNCOMMITTED) == everything
+    consumer = Consumer({"bootstrap.servers": served.bootstrap, "group.id": name})
+    try:
+        (found,) = consumer.committed([TopicPartition(topic, 0)], timeout=DEADLINE_S)
+    finally:
+        consumer.close()
+    assert found.offset == 5
+
+
+def test_a_transactional_id_of_aiokafka_is_refused_by_name_and_for_good(
+    served: KafkaCluster,
+) -> None:
+    async def begin() -> None:
+        producer = aiokafka.AIOKafkaProducer(
+            bootstrap_servers=served.bootstrap, transactional_id="of-aiokafka"
+        )
+        try:
+            await producer.start()
+        finally:
+            await producer.stop()
+
+    with pytest.raises(aiokafka.errors.TransactionalIdAuthorizationFailed):
+        to_its_end(begin())
     told = served.run("logs", "gateway:0@1", "--level", "warning")
-    assert "transactional.id='of-version-1' was refused: its transactions are of version 1" in told
+    assert "transactional.id='of-aiokafka' was refused" in told
+    assert "KIP-360" in told
 
 
 # --- all clients, and our own ---------------------------------------------------------------------

@@ -287,6 +287,14 @@ class FencedMembers(Checker):
             yield self.found(f"{name} was fenced, and nobody took its place")
 
 
+class FencedProducers(Checker):
+    """A producer lost its id to nobody."""
+
+    def check(self, facts: Facts) -> Iterator[Violation]:
+        for name in facts.history.fenced_producers:
+            yield self.found(f"{name} was fenced, and nobody took its id")
+
+
 class UnreadableRecords(Checker):
     """Records at which every reader stops, in logs that no fault has damaged."""
 
@@ -314,6 +322,7 @@ RECORD_CHECKERS: tuple[Checker, ...] = (
     UnreadableRecords(),
     LateOutcomes(),
     FencedMembers(),
+    FencedProducers(),
 )
 
 

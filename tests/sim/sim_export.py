@@ -44,7 +44,7 @@ def exported(history: History) -> list[Json]:
     told = _values(facts)
     lines = [META]
     for claim in history.claims:
-        if claim.tells_token:
+        if claim.tells_token or claim.is_of_kafka:
             lines += _init(claim.owner, claim, claim.ended_at)
     begun = _runs_begun(history)
     for write in history.writes:
@@ -147,7 +147,7 @@ def _runs_begun(history: History) -> dict[str, Claim]:
     """The first claim of each run. Before that it had begun, and so taken over its id."""
     first: dict[str, Claim] = {}
     for claim in sorted(history.claims, key=lambda claim: claim.started_at):
-        if not claim.tells_token:
+        if not claim.tells_token and not claim.is_of_kafka:
             first.setdefault(claim.owner, claim)
     return first
 

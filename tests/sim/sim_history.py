@@ -137,6 +137,7 @@ class Claim:
     """A transactional id taken over, by ``init_transactions`` or by enlisting; it succeeded.
 
     ``token`` is that of the last committed transaction; ``tells_token`` whether it was told.
+    Of the others only those that are ``is_of_kafka`` are of producers; the rest is of runs.
     """
 
     transactional_id: str
@@ -147,6 +148,7 @@ class Claim:
     producer_epoch: int
     tells_token: bool = False
     token: bytes | None = None
+    is_of_kafka: bool = False
 
     def __str__(self) -> str:
         return (
@@ -207,6 +209,8 @@ class History:
         self.shut_out: list[str] = []
         self.fenced_members: list[str] = []
         """Static members that were fenced, though nobody else has come under their name."""
+        self.fenced_producers: list[str] = []
+        """Producers that were fenced, though nobody can have taken their id, and in their time."""
         self.unreadable: list[tuple[TopicPartition, int, int]] = []
         """Partition, offset and next offset (exclusive) of what the last reads had to pass over."""
         self.overdue: list[SentRecord] = []

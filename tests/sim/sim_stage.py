@@ -85,6 +85,41 @@ class WorkloadPlan:
     transaction_timeout_ms: int = 5_000
     request_timeout_ms: int = 1_000
     pause_ms: float = 50.0
+    kafka_writers: int = 0
+    """Clients of Kafka; see ``sim_kafka_clients``."""
+    kafka_copiers: int = 0
+    kafka_sharers: int = 0
+    """Clients of Kafka that write under ids of each other, and of our own writers."""
+    kafka_kinds: tuple[str, ...] = ("java-4",)
+    kafka_commits_max: int = 1
+    """How often a copier among them commits positions in one transaction."""
+    kafka_delays: float = 0.0
+    """How often calls of gateways about transactions are delayed, beside what ``faults`` do."""
+    kafka_delayed: tuple[str, ...] = ()
+    """Which of them, if not all."""
+    kafka_repeats: float = 0.0
+    """How often these come again."""
+    kafka_stalls: float = 0.0
+    """The same of what they and their clients send each other."""
+    kafka_slow: float = 0.05
+    """How often their transactions take a time that may be longer than they may."""
+    kafka_pauses: float = 0.0
+    """How often per second a gateway stalls, beside what ``faults`` do."""
+    kafka_moves: float = 0.0
+    """How often per second a coordinator of transactions dies and begins anew."""
+    kafka_first_epoch: int = 0
+    """Of each new transactional id: near 32,766 the epochs are soon used up."""
+    kafka_keeps_ids: bool = False
+    """Whether nothing can take their ids, not even a late call: who is fenced was wronged."""
+    kafka_late: float = 0.7
+    """How often what they sent on a connection that they close still arrives; else it is lost."""
+    kafka_wanders: float = 0.0
+    """How often they ask another gateway than that of the coordinator's broker."""
+
+    @property
+    def has_kafka(self) -> bool:
+        """Whether any client of Kafka is on stage."""
+        return bool(self.kafka_writers or self.kafka_copiers or self.kafka_sharers)
 
 
 @dataclass(slots=True)
@@ -110,6 +145,8 @@ class Stage:
     """The other system of each program that writes to two; see ``sim_prepared``."""
     job_ids: set[str] = field(default_factory=set)
     """Under which planners write again and again, without an application."""
+    gateways: Any = None
+    """Where clients of Kafka connect; see ``sim_gateways``."""
 
     def __post_init__(self) -> None:
         self.topics = {**self.plan.topics, **self.topics}

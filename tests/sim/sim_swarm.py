@@ -19,9 +19,11 @@ from sim_checkers import VIOLATIONS_MAX, Violation
 from sim_clients import copier, hijacker, plain_writer, reader, writer
 from sim_commit_order import commit_order_violations, commit_reader
 from sim_export import judged, write_history
+from sim_gateways import Gateways
 from sim_history import History, LogEnd
 from sim_impostor import impostor
 from sim_jobs import SHARED_ID, last_writes, planner, querier
+from sim_kafka_clients import first_epochs, kafka_copier, kafka_writer, last_transactions
 from sim_launcher import founded_disks
 from sim_liveness import LASTING_FAULTS, Before, progress_s, topic_for_progress
 from sim_log_watch import LogWatch, watching
@@ -45,6 +47,7 @@ from sim_stage import (
     PROCESS_GROUP,
     PROCESS_TARGET,
     Cast,
+    Player,
     Stage,
     WorkloadPlan,
 )
@@ -139,7 +142,7 @@ class Scenario:
                 raise ValueError(f"{name}={value!r}: there is no such part of a scenario")
         following = dataclasses.replace(self.workload, **workload)
         for count, target in (
-            (following.copiers, COPY_TARGET),
+            (following.copiers or following.kafka_copiers, COPY_TARGET),
             (following.processors, PROCESS_TARGET),
         ):
             if count and target not in following.topics:
@@ -256,7 +259,12 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
     result = Result(scenario)
     # Made ahead, so that the watch sees one world only.
     settings = founded(scenario)
-    with watching() as watch, low_bounds(scenario.seed) as turned_away:
+    first_epoch = scenario.workload.kafka_first_epoch
+    with (
+        watching() as watch,
+        low_bounds(scenario.seed) as turned_away,
+        first_epochs(first_epoch) if first_epoch else contextlib.nullcontext(),
+    ):
         try:
             world = World(scenario.seed, topics=scenario.workload.topics, settings=settings)
         except SimulationError as error:
@@ -356,6 +364,9 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
     cast = Cast(stage, random, principal_of)
     _add_roles(cast, stage.plan)
     nemesis = Nemesis(stage, faults, Random(f"faults {world.seed}"))
+    if stage.plan.has_kafka:
+        stage.gateways = Gateways(world, stage.plan, faults)
+        world.driver.spawn(stage.gateways.keep())
     world.driver.spawn(cast.play())
     world.driver.spawn(nemesis.rage())
     world.run_for(stage.plan.duration_s)
@@ -363,12 +374,16 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
     for process in list(world.processes.values()):
         if isinstance(process, Client):
             world.end_process(process, "leaves")
+    if stage.gateways is not None:
+        stage.gateways.end()
     if stage.databases:
         # Nothing else ends what is prepared, and a quiet world has nothing open.
         world.heal()
         last = last_preparer(stage)
         world.run(last.client.spawn(end_prepared(last)), limit_s=QUIET_LIMIT_S)
     world.quiesce(limit_s=QUIET_LIMIT_S)
+    if stage.plan.has_kafka:
+        _go_on_with_kafka(stage)
     if faults.lasts and world.settings.replication_factor > 1:
         _go_on_without_a_node(stage, faults.lasts, random)
     if damaged := world.media.damaged_records():
@@ -377,6 +392,20 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
         world.media.put_records_back()
         world.quiesce(limit_s=QUIET_LIMIT_S)
     stage.history.settle()
+
+
+def _go_on_with_kafka(stage: Stage) -> None:
+    """Gateways and clients of Kafka anew, in peace: now each transaction is committed."""
+    world = stage.world
+    plan = dataclasses.replace(stage.plan, kafka_delays=0.0, kafka_stalls=0.0)
+    stage.gateways = Gateways(world, plan, FaultPlan())
+    world.driver.spawn(stage.gateways.keep())
+    world.run(world.until(stage.gateways.are_there), limit_s=QUIET_LIMIT_S)
+    last = Player(stage, world.client("last-of-kafka"), Random("last of kafka"))
+    world.run(last.client.spawn(last_transactions(last)), limit_s=QUIET_LIMIT_S)
+    world.end_process(last.client, "leaves")
+    stage.gateways.end()
+    world.quiesce(limit_s=QUIET_LIMIT_S)
 
 
 def _go_on_without_a_node(stage: Stage, fault: str, random: Random) -> None:
@@ -438,6 +467,18 @@ def _add_roles(cast: Cast, plan: WorkloadPlan) -> None:
         cast.add(f"intruder-{number}", hijacker([SHARED_ID]))
     if plan.strangers:
         cast.add("rule-changer", rule_changer)
+    _add_clients_of_kafka(cast, plan, ids)
+
+
+def _add_clients_of_kafka(cast: Cast, plan: WorkloadPlan, ids: list[str]) -> None:
+    own = [f"kafka-writer-{number}" for number in range(plan.kafka_writers)]
+    for name in own:
+        cast.add(name, kafka_writer([name], plan.kafka_kinds))
+    for number in range(plan.kafka_copiers):
+        name = f"kafka-copier-{number}"
+        cast.add(name, kafka_copier(name, plan.kafka_kinds))
+    for number in range(plan.kafka_sharers):
+        cast.add(f"kafka-sharer-{number}", kafka_writer([*ids, *own], plan.kafka_kinds))
 
 
 # --- the last read ----------------------------------------------------------------------------
@@ -493,7 +534,8 @@ async def _drain(stage: Stage, client: Client) -> None:
             stage.history.final[topic_partition, isolation] = await _read_to_end(
                 client, stage.history, topic_partition, isolation
             )
-    groups = {COPY_GROUP: stage.plan.copiers, PROCESS_GROUP: stage.plan.processors}
+    copiers = stage.plan.copiers + stage.plan.kafka_copiers
+    groups = {COPY_GROUP: copiers, PROCESS_GROUP: stage.plan.processors}
     for group in (name for name, members in groups.items() if members):
         consumer = client.consumer(group_id=group)
         for topic_partition in stage.partitions:

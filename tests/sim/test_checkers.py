@@ -479,3 +479,9 @@ def test_a_static_member_that_was_fenced_for_nothing_is_told():
     history = History()
     history.fenced_members.append("copier-0#1.2")
     assert [violation.checker for violation in check_history(history)] == ["FencedMembers"]
+
+
+def test_a_producer_that_was_fenced_for_nothing_is_told():
+    history = History()
+    history.fenced_producers.append("kafka-writer-0#1.2")
+    assert [violation.checker for violation in check_history(history)] == ["FencedProducers"]

@@ -10,6 +10,7 @@ from sim_coordinator_mutants import COORDINATOR_MUTANTS
 from sim_group_mutants import GROUP_MUTANTS
 from sim_host_mutants import HOST_MUTANTS
 from sim_job_mutants import JOB_MUTANTS
+from sim_kafka_mutants import KAFKA_MUTANTS
 from sim_log_watch import WATCHED
 from sim_media_mutants import MEDIA_MUTANTS
 from sim_mutants import MUTANTS
@@ -27,6 +28,7 @@ EVERYBODY = (
     + GROUP_MUTANTS
     + HOST_MUTANTS
     + JOB_MUTANTS
+    + KAFKA_MUTANTS
     + MUTANTS
     + COORDINATOR_MUTANTS
     + MEDIA_MUTANTS
@@ -40,6 +42,7 @@ FOUND_IN = {
     "commits with their records": 1,
     "completions resumed": 7,
     "coordinator epochs": 1,
+    "coordinators in that order": 3,
     "counts in a position": 1,
     "damage is told": 1,
     "dead letters in their transaction": 2,
@@ -62,11 +65,14 @@ FOUND_IN = {
     "open transactions in a position": 1,
     "order of versions": 2,
     "pending entries of the aborted index": 2,
+    "questions that enrol nothing": 2,
     "refused positions": 1,
     "restart after a refusal": 1,
+    "sequences of the log": 3,
     "settings are followed by their own version": 8,
     "strict markers": 1,
     "syncs that had no room": 9,
+    "tickets of what is enrolled": 1,
     "time-outs of transactions": 1,
     "tokens remembered": 1,
     "topics in the log": 1,

@@ -51,7 +51,7 @@ from oncelog.actors.protocol.messages.partition import ProducerDescription
 from oncelog.actors.protocol.messages.transaction import ANY_DURATION_MS, TransactionDescription
 from oncelog.actors.protocol.transaction.transaction_state import TransactionState
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
+from oncelog.storage.model import NO_PRODUCER_ID, TRANSACTION_STATE_TOPIC, TopicPartition
 
 STATES: Final = tuple(
     state.value
@@ -258,13 +258,15 @@ def _described(
     by_topic: dict[str, list[int]] = {}
     for tp in sorted(one.partitions):
         by_topic.setdefault(tp.topic, []).append(tp.partition)
+    # Of a version 1 client what it knows itself; its batches have the other pair.
+    is_told = one.told_producer_id != NO_PRODUCER_ID
     return describing.TransactionState(
         transactional_id=transactional_id,
         transaction_state=_kafkas(one.state),
         transaction_timeout_ms=one.transaction_timeout_ms,
         transaction_start_time_ms=one.transaction_start_ms,
-        producer_id=one.producer_id,
-        producer_epoch=one.producer_epoch,
+        producer_id=one.told_producer_id if is_told else one.producer_id,
+        producer_epoch=one.told_producer_epoch if is_told else one.producer_epoch,
         topics=[
             describing.TopicData(topic=topic, partitions=partitions)
             for topic, partitions in by_topic.items()

@@ -2,7 +2,8 @@
 
 The leader checks a batch itself: size, CRC, offsets, sequence numbers, keys of a compacted topic.
 Here only its header is looked at, for what a leader cannot know: whose producer id it is, and so
-which ticket goes with it.
+which ticket goes with it. A transactional client of version 1 writes under a pair of producer id
+and epoch that is not that of its transaction; the gateway puts that in its place.
 
 Batches without sequence numbers must stay in the order in which a connection brought them. So each
 gets its turn in the line of its partition (``_Line``) before any batch of a later request. Calls to
@@ -18,11 +19,13 @@ INVALID_PRODUCER_EPOCH         for PRODUCER_FENCED too, which no client expects 
 UNKNOWN_PRODUCER_ID            for OUT_OF_ORDER_SEQUENCE_NUMBER, if the leader has forgotten the
                                producer and nothing else of it is on its way: producers then go on
                                under their next epoch (KIP-360). librdkafka takes a gap in the
-                               sequence for a bug of its own, and ends.
+                               sequence for a bug of its own, and ends. Of a client of version 1
+                               always, for what it believes lost may have been written
 REQUEST_TIMED_OUT              for a call that was lost with a batch without sequence numbers:
                                librdkafka believes of NOT_LEADER_OR_FOLLOWER that nothing was
                                written, and sends it again even if it should not
-NOT_ENOUGH_REPLICAS            while nobody knows the keys of tickets: it is sent again
+NOT_ENOUGH_REPLICAS            while nobody knows the keys of tickets: it is sent again. So is the
+                               first batch of a version 1 client after an abort (``shows_life``)
 =============================  =====================================================================
 
 One file: a batch from its request to its answer, and the order in which batches leave.
@@ -51,10 +54,12 @@ from oncelog.actors.gateway.messages.produce import (
 from oncelog.actors.gateway.records.producer_ids import FIRST_KAFKA_ID, PlainTickets
 from oncelog.actors.gateway.transactions.enrolments import (
     PRODUCE_VERSION_MIN,
-    TOO_OLD,
+    Enrolment,
     Enrolments,
+    anew,
     refusal_text,
 )
+from oncelog.actors.gateway.transactions.told import shows_life
 from oncelog.actors.process.background import resolve_future
 from oncelog.actors.protocol.messages import partition as leader_messages
 from oncelog.actors.protocol.messages.partition import DescribeProducersRequest, ProduceReply
@@ -65,8 +70,10 @@ from oncelog.storage.model import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     SEQUENCE_MAX,
+    TRANSACTION_STATE_TOPIC,
     TopicPartition,
 )
+from oncelog.storage.records.batch import stamp_producer
 from oncelog.storage.records.compression import Codec
 from oncelog.storage.records.layout import (
     CODEC_MASK,
@@ -82,7 +89,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from oncelog.actors.gateway.records.handlers import Found, Leaders, Place
-    from oncelog.storage.records.batch import Buffer
+    from oncelog.storage.records.batch import Buffer, WritableBuffer
 
 ACKS: Final = (-1, 0, 1)
 
@@ -117,6 +124,11 @@ _LOST: Final = frozenset(
 )
 """After one of these a later call may arrive before an earlier one."""
 
+_OF_ANOTHER_TRANSACTION: Final = frozenset(
+    {ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_TXN_STATE}
+)
+"""What a leader says of a pair or a ticket of a transaction that has ended."""
+
 
 class _Batch(NamedTuple):
     """The batch of a partition, and what of its header counts here."""
@@ -128,6 +140,8 @@ class _Batch(NamedTuple):
     base_sequence: int = NO_SEQUENCE
     transactional_id: str | None = None
     """Of a transactional batch only."""
+    is_told: bool = False
+    """Whether its client writes all of its transactions under the pair that it was told."""
 
 
 class _Produce(NamedTuple):
@@ -237,6 +251,8 @@ class Produces:
 
     async def _send_owned(self, produce: _Produce) -> ProduceReply:
         """Send a batch of a producer with its ticket; if that was an old one, with another."""
+        if produce.batch.is_told and self._enrolments is not None:
+            return await self._send_told(produce, self._enrolments)
         ticket = await self._ticket(produce)
         if isinstance(ticket, ProduceReply):
             return ticket
@@ -245,6 +261,35 @@ class Produces:
             return reply
         ticket = await self._ticket(produce)
         return ticket if isinstance(ticket, ProduceReply) else await self._send(produce, ticket)
+
+    async def _send_told(self, produce: _Produce, enrolments: Enrolments) -> ProduceReply:
+        """Send a batch of a version 1 client under the pair of its transaction.
+
+        What is kept of that may be of one before: once its leader refuses it, the coordinator is
+        asked.
+        """
+        transactional_id = produce.batch.transactional_id or ""
+        named = produce.batch.producer_id, produce.batch.producer_epoch
+        found = await enrolments.told(produce.call, transactional_id, *named, produce.place.tp)
+        if found.error is not ErrorCode.NONE:
+            return _refusal(found.error, transactional_id)
+        if not _shows_life(produce, named, found):
+            return _refusal(ErrorCode.NOT_ENOUGH_REPLICAS, transactional_id)
+        produce = _written_as(produce, found, may_write=True)
+        reply = await self._send(produce, found.ticket)
+        if reply.error not in _OF_ANOTHER_TRANSACTION:
+            return reply
+        enrolments.forget_told(transactional_id, found)
+        again = await enrolments.told(produce.call, transactional_id, *named, produce.place.tp)
+        if again.error is not ErrorCode.NONE:
+            return _refusal(again.error, transactional_id)
+        if again == found:
+            # One of both is wrong: perhaps another coordinator has followed this one.
+            produce.call.forget(TRANSACTION_STATE_TOPIC)
+        if again == found or not _shows_life(produce, named, again):
+            return _refusal(ErrorCode.NOT_ENOUGH_REPLICAS, transactional_id)
+        # The bytes that were sent may still be on their way to a leader that is lost.
+        return await self._send(_written_as(produce, again, may_write=False), again.ticket)
 
     async def _ticket(self, produce: _Produce) -> bytes | ProduceReply | None:
         """The ticket of a batch, ``None`` for an id that gets none here, or a refusal."""
@@ -259,7 +304,7 @@ class Produces:
             )
             if error is ErrorCode.NONE:
                 return ticket
-            return ProduceReply(error=error, detail=refusal_text(error, batch.transactional_id))
+            return _refusal(error, batch.transactional_id)
         if batch.producer_id < FIRST_KAFKA_ID:
             # The leader says that it does not know whose this is.
             return None
@@ -325,9 +370,12 @@ class Produces:
     async def _why_out_of_order(self, produce: _Produce) -> ErrorCode:
         """Perhaps the leader knows nothing more of the batch's producer.
 
-        Not if an earlier batch of this connection is on its way: that may just be overtaken.
+        Not if an earlier batch of this connection is on its way: that may just be overtaken. Of a
+        version 1 client each reason ends the same way: it aborts, and takes another epoch.
         """
         batch = produce.batch
+        if batch.is_told:
+            return anew(produce.call)
         sent = produce.turn.line.sent
         is_oldest = all(_is_before(batch.base_sequence, other) for other in sent)
         if is_oldest and batch.transactional_id is None:
@@ -366,10 +414,46 @@ def _read(
     transactional_id = None
     # Without an id, or a producer, the leader refuses it.
     if attributes & TRANSACTIONAL and request.transactional_id and producer_id >= 0:
-        if version < PRODUCE_VERSION_MIN:
-            return _refused(data.index, UNSUPPORTED_VERSION, TOO_OLD)
         transactional_id = request.transactional_id
-    return _Batch(data.index, records, producer_id, producer_epoch, base_sequence, transactional_id)
+    is_told = transactional_id is not None and version < PRODUCE_VERSION_MIN
+    return _Batch(
+        data.index,
+        records,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        transactional_id,
+        is_told=is_told,
+    )
+
+
+def _refusal(error: ErrorCode, transactional_id: str) -> ProduceReply:
+    return ProduceReply(error=error, detail=refusal_text(error, transactional_id))
+
+
+def _shows_life(produce: _Produce, named: tuple[int, int], enrolment: Enrolment) -> bool:
+    """Whether a version 1 client has sent its batch after its last abort."""
+    batch = produce.batch
+    request = produce.place.tp, batch.base_sequence
+    transactional_id = batch.transactional_id or ""
+    return shows_life(produce.call.client, transactional_id, named, enrolment.aborts, request)
+
+
+def _written_as(produce: _Produce, enrolment: Enrolment, *, may_write: bool) -> _Produce:
+    """The batch under the pair of its transaction, in its own buffer if that may be written."""
+    batch = produce.batch
+    pair = enrolment.producer_id, enrolment.producer_epoch
+    if pair == (batch.producer_id, batch.producer_epoch):
+        return produce
+    stamped: WritableBuffer
+    if may_write and isinstance(batch.records, memoryview) and not batch.records.readonly:
+        stamped = batch.records
+    else:
+        stamped = bytearray(batch.records)
+    stamp_producer(stamped, *pair)
+    return produce._replace(
+        batch=batch._replace(records=stamped, producer_id=pair[0], producer_epoch=pair[1])
+    )
 
 
 def _failed(batch: _Batch, reply: ProduceReply, error: ErrorCode) -> PartitionProduceResponse:

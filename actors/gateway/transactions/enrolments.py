@@ -1,23 +1,29 @@
-"""Partitions that Kafka's producers enrol in their transactions by their first batch there.
+"""The tickets with which batches of Kafka's transactional producers go to the leaders.
 
 A client of transaction version 2 sends no AddPartitionsToTxn: whoever gets its batch enrols the
 partition (KIP-890). Here that is the gateway. It asks the id's coordinator, gets a ticket, and
 sends it to the leader with each batch of the transaction (``docs/adr/0002-enrolment-tickets.md``).
 
+A client of version 1 enrols by AddPartitionsToTxn, and writes all its transactions under the pair
+of producer id and epoch that it was once told. Here each transaction has a pair of its own, which
+the coordinator tells with the tickets. A batch is never enrolled.
+
 How ``produce.py`` uses it, for a batch that is transactional:
 
-* In a request below ``PRODUCE_VERSION_MIN`` it is refused with UNSUPPORTED_VERSION (35) and
-  ``TOO_OLD``: the client is of version 1.
-* ``error, ticket = await enrolments.ticket(call, transactional_id, producer_id, producer_epoch,
-  tp)``. An error is answered as it is; its text is ``refusal_text(error, transactional_id)``.
-  Partitions of one request that ask in the same turn of the event loop share one call.
+* Of version 2: ``error, ticket = await enrolments.ticket(call, transactional_id, producer_id,
+  producer_epoch, tp)``. An error is answered as it is; its text is ``refusal_text(error,
+  transactional_id)``. Partitions of one request that ask in the same turn share one call.
 * If the leader then answers INVALID_TXN_STATE: ``enrolments.forget(transactional_id, producer_id,
   producer_epoch, tp, ticket)``, ask ``ticket`` once more, and send the batch once more. A second
   refusal is the client's answer.
+* Of version 1: the same with ``told`` and ``forget_told``; ``told`` also says which pair is to be
+  written into the batch. INVALID_PRODUCER_EPOCH of the leader is asked about as well.
 
 It keeps no promise: whatever it forgets is asked for again, which changes nothing. Several gateways
 may enrol partitions of one transaction; each asks for itself. A ticket that is kept for too long
 does no harm: ADR 2 proves that it is worthless once its transaction has ended.
+
+One file: what is kept of transactions of both versions, and asked for.
 """
 
 from __future__ import annotations
@@ -25,27 +31,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from oncelog.actors.gateway.calls import Call
 from oncelog.actors.gateway.groups.membership import ask_shard
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.base import ReplyT, Request
+from oncelog.actors.protocol.messages.partition import ProduceRequest
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
+    PartitionEnrolment,
+    VerifyTxnReply,
+    VerifyTxnRequest,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import TRANSACTION_STATE_TOPIC, TopicPartition
+from oncelog.storage.model import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+)
 
 PRODUCE_VERSION_MIN: Final = 12
 """The first version of Produce whose transactional batches enrol their partition (KIP-890)."""
-
-TOO_OLD: Final = (
-    "transactions are taken of Kafka's clients with transaction version 2, as of kafka-clients "
-    "4.0; this client sends version 1"
-)
-"""What a client is told whose transactions are of version 1."""
 
 TRANSACTIONS_MAX: Final = 10_000
 """Transactional ids whose tickets are kept; beyond that the longest kept are forgotten."""
@@ -80,6 +89,9 @@ OUT_OF_REACH: Final = frozenset(
 )
 """A coordinator cannot answer now; it, or another, will."""
 
+_USED_UP: Final = (
+    "the epochs of {!r} are used up: abort the transaction, and go on under another epoch"
+)
 _TEXTS: Final = {
     ErrorCode.TRANSACTION_ABORTABLE: (
         "the coordinator has aborted the transaction of {!r}, which was open for longer than its "
@@ -89,12 +101,32 @@ _TEXTS: Final = {
         "another producer has the transactional id {!r}, or the batch is of a transaction that has "
         "ended"
     ),
-    ErrorCode.NOT_ENOUGH_REPLICAS: "the transaction coordinator of {!r} cannot be asked at present",
+    ErrorCode.NOT_ENOUGH_REPLICAS: (
+        "the transaction coordinator of {!r} cannot be asked at present, or the client has aborted "
+        "a transaction: send the batch again"
+    ),
     ErrorCode.CONCURRENT_TRANSACTIONS: "the last transaction of {!r} is not complete yet",
+    ErrorCode.INVALID_TXN_STATE: (
+        "the partition is not part of an open transaction of {!r}: the batch is of one that has "
+        "ended"
+    ),
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: _USED_UP,
+    ErrorCode.UNKNOWN_PRODUCER_ID: _USED_UP,
 }
 
 Answer = tuple[ErrorCode, bytes]
 """A code, and a ticket if that is ``NONE``."""
+
+
+class Enrolment(NamedTuple):
+    """The pair that a partition's batches are written with, and their ticket; or why not."""
+
+    error: ErrorCode
+    ticket: bytes = b""
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    aborts: int = 0
+    """See ``VerifyTxnReply``."""
 
 
 def refusal_text(error: ErrorCode, transactional_id: str) -> str:
@@ -128,6 +160,31 @@ async def ask_patiently(call: Call, transactional_id: str, request: Request[Repl
     return reply
 
 
+async def verify(call: Call, request: VerifyTxnRequest) -> VerifyTxnReply:
+    """Ask what a version 1 client has enrolled, in the gateway's name: he must be judged before.
+
+    NOT_COORDINATOR instead of what a coordinator says of which another is known to have followed:
+    its answer needs no log, so it may be out of a memory of a day ago.
+    """
+    shard = await call.shard(TRANSACTION_STATE_TOPIC, request.transactional_id)
+    if shard is None:
+        return request.failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    reply = await ask_shard(call.of_gateway(), shard, request)
+    order = call.cluster.order
+    order.learn(shard.partition, reply.coordinator_epoch)
+    if 0 <= reply.coordinator_epoch < order.known(shard.partition):
+        call.forget(TRANSACTION_STATE_TOPIC)
+        return request.failed(ErrorCode.NOT_COORDINATOR)
+    return reply
+
+
+async def learn_epoch(call: Call, transactional_id: str, coordinator_epoch: int) -> None:
+    """Remember the epoch that the coordinator of an id has told in its reply, -1 if it has not."""
+    shard = await call.shard(TRANSACTION_STATE_TOPIC, transactional_id)
+    if shard is not None:
+        call.cluster.order.learn(shard.partition, coordinator_epoch)
+
+
 @dataclass(frozen=True, slots=True)
 class _Asker:
     """Who asks for partitions of which transaction: they may share a call, and its rights."""
@@ -137,26 +194,35 @@ class _Asker:
     transactional_id: str
     producer_id: int
     producer_epoch: int
+    is_told: bool = False
+    """Whether that is the pair of a version 1 client, which enrols nothing."""
 
 
 @dataclass(slots=True)
 class _Question:
     """What is asked for next; ``wanted`` is emptied when the call is made."""
 
-    wanted: dict[TopicPartition, asyncio.Future[Answer]] = field(default_factory=dict)
+    wanted: dict[TopicPartition, asyncio.Future[Enrolment]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Kept:
-    """The tickets of the newest transaction of an id that is known here."""
+    """The tickets of the newest transaction of an id that is known here.
 
-    producer_id: int
-    producer_epoch: int
+    ``named`` is the pair that its client names it by, ``written`` the one of its batches: the same
+    but for a version 1 client.
+    """
+
+    named: tuple[int, int]
+    written: tuple[int, int]
+    is_told: bool
+    aborts: int = 0
+    """Of its client, before it, under ``named``; always the same for one ``written``."""
     tickets: dict[TopicPartition, bytes] = field(default_factory=dict)
 
     def is_newer(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether the other is known to be an older transaction; of another id nothing is."""
-        return self.producer_id == producer_id and self.producer_epoch > producer_epoch
+        return self.written[0] == producer_id and self.written[1] > producer_epoch
 
 
 class Enrolments:
@@ -194,6 +260,40 @@ class Enrolments:
             return ErrorCode.NONE, found
         client = call.client
         asker = _Asker(client.principal, client.host, transactional_id, producer_id, producer_epoch)
+        enrolment = await self._asked(call, asker, tp)
+        return enrolment.error, enrolment.ticket
+
+    async def told(
+        self,
+        call: Call,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        tp: TopicPartition,
+    ) -> Enrolment:
+        """What a version 1 client has enrolled by now, named by its pair; it enrols nothing.
+
+        The error is the one to answer the produce with. INVALID_PRODUCER_EPOCH as for ``ticket``,
+        and the transaction timed out; besides:
+
+        * INVALID_TXN_STATE: not enrolled. The client has given up this batch, or it can only abort.
+        * That of ``anew``: the epochs are used up, so the sequence cannot go on. The client aborts,
+          and takes another epoch.
+        * NOT_ENOUGH_REPLICAS: the client sends the batch again.
+        """
+        kept = self._kept.get(transactional_id)
+        if kept is not None and kept.is_told and kept.named == (producer_id, producer_epoch):
+            found = kept.tickets.get(tp)
+            if found is not None:
+                return Enrolment(ErrorCode.NONE, found, *kept.written, kept.aborts)
+        who = call.client
+        asker = _Asker(
+            who.principal, who.host, transactional_id, producer_id, producer_epoch, is_told=True
+        )
+        return await self._asked(call, asker, tp)
+
+    async def _asked(self, call: Call, asker: _Asker, tp: TopicPartition) -> Enrolment:
+        """The answer about one partition, from a call for all that are asked for now."""
         question = self._questions.get(asker)
         if question is None:
             question = self._questions[asker] = _Question()
@@ -216,7 +316,7 @@ class Enrolments:
     ) -> bytes | None:
         """The ticket, if it is here: without a call, and without a turn of the event loop."""
         kept = self._kept.get(transactional_id)
-        if kept is None or kept.producer_epoch != producer_epoch or kept.producer_id != producer_id:
+        if kept is None or kept.is_told or kept.named != (producer_id, producer_epoch):
             return None
         return kept.tickets.get(tp)
 
@@ -235,6 +335,12 @@ class Enrolments:
         if self.find(transactional_id, producer_id, producer_epoch, tp) == ticket:
             del self._kept[transactional_id].tickets[tp]
             self._ticket_count -= 1
+
+    def forget_told(self, transactional_id: str, refused: Enrolment) -> None:
+        """The same for ``told``: all that is kept of the transaction, unless that is another."""
+        kept = self._kept.get(transactional_id)
+        if kept is not None and kept.written == (refused.producer_id, refused.producer_epoch):
+            self.ended(transactional_id)
 
     def ended(self, transactional_id: str) -> None:
         """The id has another epoch now: what is kept of it is worthless."""
@@ -257,11 +363,12 @@ class Enrolments:
         As a task it begins after those of the other partitions of its request, which are wanted
         by then.
         """
-        asked: dict[TopicPartition, asyncio.Future[Answer]] = {}
+        asked: dict[TopicPartition, asyncio.Future[Enrolment]] = {}
+        find = self._verify if asker.is_told else self._enrol
         try:
             while question.wanted:
                 asked, question.wanted = question.wanted, {}
-                answers = await self._enrol(call, asker, list(asked))
+                answers = await find(call, asker, list(asked))
                 for tp, answer in asked.items():
                     if not answer.done():
                         answer.set_result(answers[tp])
@@ -278,25 +385,25 @@ class Enrolments:
 
     async def _enrol(
         self, call: Call, asker: _Asker, left: list[TopicPartition]
-    ) -> dict[TopicPartition, Answer]:
+    ) -> dict[TopicPartition, Enrolment]:
         """Enrol partitions, without those that cannot be: one of them refuses all."""
-        answers: dict[TopicPartition, Answer] = {}
+        answers: dict[TopicPartition, Enrolment] = {}
         for _ in range(ROUNDS_MAX):
             reply = await self.add(
                 call, asker.transactional_id, asker.producer_id, asker.producer_epoch, left
             )
             if not reply.enrolments:
                 other = reply.error if reply.error is not ErrorCode.NONE else _NO_ANSWER
-                return answers | dict.fromkeys(left, (_of_produce(other), b""))
+                return answers | dict.fromkeys(left, Enrolment(_of_produce(other)))
             for one in reply.enrolments:
                 if one.ticket:
-                    answers[one.topic_partition] = (ErrorCode.NONE, one.ticket)
+                    answers[one.topic_partition] = Enrolment(ErrorCode.NONE, one.ticket)
                 elif one.error not in _UNATTEMPTED:
-                    answers[one.topic_partition] = (_of_produce(one.error), b"")
+                    answers[one.topic_partition] = Enrolment(_of_produce(one.error))
             left = [tp for tp in left if tp not in answers]
             if not left:
                 return answers
-        return answers | dict.fromkeys(left, (ErrorCode.NOT_ENOUGH_REPLICAS, b""))
+        return answers | dict.fromkeys(left, Enrolment(ErrorCode.NOT_ENOUGH_REPLICAS))
 
     async def add(
         self,
@@ -317,25 +424,71 @@ class Enrolments:
                 partitions=tuple(partitions),
             ),
         )
-        tickets = {one.topic_partition: one.ticket for one in reply.enrolments if one.ticket}
-        if tickets:
-            self._keep(transactional_id, producer_id, producer_epoch, tickets)
+        pair = producer_id, producer_epoch
+        self._keep(transactional_id, _Kept(pair, pair, is_told=False), reply.enrolments)
         return reply
 
-    def _keep(
+    async def _verify(
+        self, call: Call, asker: _Asker, wanted: list[TopicPartition]
+    ) -> dict[TopicPartition, Enrolment]:
+        """Ask what of these a version 1 client has enrolled; who may not write hears only that."""
+        transactional_id = asker.transactional_id
+        answers: dict[TopicPartition, Enrolment] = {}
+        for tp in wanted:
+            produce = ProduceRequest(
+                topic_partition=tp, transactional_id=transactional_id, batch=b""
+            )
+            refusal = call.refusal(produce)
+            if refusal is not ErrorCode.NONE:
+                answers[tp] = Enrolment(refusal)
+        left = [tp for tp in wanted if tp not in answers]
+        if not left:
+            return answers
+        request = VerifyTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=asker.producer_id,
+            producer_epoch=asker.producer_epoch,
+            partitions=tuple(left),
+        )
+        reply = await verify(call, request)
+        self.keep_told(transactional_id, asker.producer_id, asker.producer_epoch, reply)
+        written = reply.producer_id, reply.producer_epoch
+        other = reply.error if reply.error is not ErrorCode.NONE else _NO_ANSWER
+        answers |= dict.fromkeys(left, Enrolment(_of_told(call, other)))
+        for one in reply.enrolments:
+            answers[one.topic_partition] = (
+                Enrolment(ErrorCode.NONE, one.ticket, *written, reply.aborts)
+                if one.ticket
+                else Enrolment(_of_told(call, one.error))
+            )
+        return answers
+
+    def keep_told(
         self,
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
-        tickets: dict[TopicPartition, bytes],
+        reply: AddPartitionsToTxnReply | VerifyTxnReply,
+    ) -> None:
+        """Keep what the coordinator says that a version 1 client, named by its pair, enrolled."""
+        written = reply.producer_id, reply.producer_epoch
+        kept = _Kept((producer_id, producer_epoch), written, is_told=True, aborts=reply.aborts)
+        self._keep(transactional_id, kept, reply.enrolments)
+
+    def _keep(
+        self, transactional_id: str, new: _Kept, enrolments: Sequence[PartitionEnrolment]
     ) -> None:
         """Keep tickets of an id's newest transaction, and nothing of those before."""
+        tickets = {one.topic_partition: one.ticket for one in enrolments if one.ticket}
+        if not tickets:
+            return
         kept = self._kept.get(transactional_id)
-        if kept is None or (kept.producer_id, kept.producer_epoch) != (producer_id, producer_epoch):
-            if kept is not None and kept.is_newer(producer_id, producer_epoch):
+        known = None if kept is None else (kept.named, kept.written, kept.is_told)
+        if kept is None or known != (new.named, new.written, new.is_told):
+            if kept is not None and kept.is_newer(*new.written):
                 return
             self.ended(transactional_id)
-            kept = self._kept[transactional_id] = _Kept(producer_id, producer_epoch)
+            kept = self._kept[transactional_id] = new
         before = len(kept.tickets)
         kept.tickets.update(tickets)
         self._ticket_count += len(kept.tickets) - before
@@ -357,3 +510,32 @@ def _of_produce(error: ErrorCode) -> ErrorCode:
     if error is ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
     return ErrorCode.NOT_ENOUGH_REPLICAS if error in OUT_OF_REACH else error
+
+
+def _of_told(call: Call, error: ErrorCode) -> ErrorCode:
+    """What a version 1 client is told whose batch waited for an answer; see ``told``.
+
+    A transaction that timed out has fenced it, as in Kafka. Few of these clients repeat a batch
+    that met CONCURRENT_TRANSACTIONS.
+    """
+    if error in ABORTED or error is ErrorCode.PRODUCER_FENCED:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if error is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+        return anew(call)
+    if error in OUT_OF_REACH or error is ErrorCode.CONCURRENT_TRANSACTIONS:
+        return ErrorCode.NOT_ENOUGH_REPLICAS
+    return error
+
+
+_RESET_SEQUENCES: Final = ("apache-kafka-java", "kafka-python")
+"""How clients name themselves that may send a batch again from sequence 0, if they hear
+UNKNOWN_PRODUCER_ID of a partition of which nothing was acknowledged."""
+
+
+def anew(call: Call) -> ErrorCode:
+    """The code to a produce of which a version 1 client aborts, and takes another epoch.
+
+    librdkafka takes OUT_OF_ORDER_SEQUENCE_NUMBER for a bug of its own, and ends.
+    """
+    is_reset = call.client.name.startswith(_RESET_SEQUENCES)
+    return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER if is_reset else ErrorCode.UNKNOWN_PRODUCER_ID

@@ -1,18 +1,23 @@
 """Transactions of Kafka's producers, onto the transaction and group coordinators.
 
-Only clients of *transaction version 2* are served (KIP-890): with each end of a transaction they
-take another epoch. Of version 1 all transactions of a producer share one, so that a late message of
-one could be taken for one of the next. ``docs/adr/0034-kafkas-transactions.md`` has the proof.
+Clients of *transaction version 2* take another epoch with each end of a transaction (KIP-890). Of
+version 1 all transactions of a producer share one, the *told* pair of producer id and epoch, and a
+late message of one could be taken for one of the next: ``told`` and ``enrolments`` see to that.
+``docs/adr/0034-kafkas-transactions.md`` has the proof.
 
-| a client's request | what is asked |
-|---|---|
-| InitProducerId 5 with an id | ``init_producer_id`` |
-| Produce 12, the first of a partition | ``add_partitions_to_txn``, in ``enrolments`` |
-| TxnOffsetCommit 5 | ``add_offsets_to_txn``, ``describe_producers``, ``txn_offset_commit`` |
-| EndTxn 5 | ``end_txn`` |
-| AddPartitionsToTxn, AddOffsetsToTxn | the same, of who has shown version 2 |
+| a client's request | what is asked, in version 2 | in version 1 |
+|---|---|---|
+| InitProducerId with an id | ``init_producer_id`` | the same, ``as_version_1`` |
+| Produce, in ``enrolments`` | ``add_partitions_to_txn`` | ``verify_txn`` |
+| TxnOffsetCommit | ``add_offsets_to_txn`` | ``verify_txn`` |
+| ... | ``describe_producers``, ``txn_offset_commit`` | the same |
+| EndTxn | ``end_txn`` | the same, with a label |
+| AddPartitionsToTxn, AddOffsetsToTxn | the same | the same, with a label |
 
-What a client is told, and what the Java client does then:
+A client is of version 2 if it asks InitProducerId 5, but for Java before 4.0, and of version 1 if
+it asks 3 or 4. Below 3 it is refused: it could not take another epoch after a batch that was lost.
+
+What a client of version 2 is told, and what the Java client does then:
 
 | the coordinator says | to a produce | to another request | the producer |
 |---|---|---|---|
@@ -20,6 +25,9 @@ What a client is told, and what the Java client does then:
 | PRODUCER_FENCED | INVALID_PRODUCER_EPOCH | PRODUCER_FENCED | aborts; then, or at once, it dies |
 | CONCURRENT_TRANSACTIONS | the same | the same | asks again |
 | nothing: it moves or starts | NOT_ENOUGH_REPLICAS | NOT_COORDINATOR and the like | asks again |
+
+A client of version 1 that has aborted repeats the first request of each connection which brings
+batches or positions: ``told.shows_life``.
 
 *The sequence of offset commits.* Our producers number the positions of a transaction; Kafka's do
 not. So the gateway asks the leader of the group's log for the last number of the transaction there,
@@ -37,6 +45,7 @@ Source: KIP-98, KIP-360, KIP-447, KIP-588, KIP-890, KIP-1050.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -74,9 +83,19 @@ from oncelog.actors.gateway.messages.txn_offset_commit import (
 )
 from oncelog.actors.gateway.transactions.enrolments import (
     ABORTED,
+    Enrolment,
     Enrolments,
     ask_coordinator,
     ask_patiently,
+    learn_epoch,
+    verify,
+)
+from oncelog.actors.gateway.transactions.told import (
+    CommitOrder,
+    ask_in_order,
+    coordinator_here,
+    shows_life,
+    told_code,
 )
 from oncelog.actors.gateway.versions import UNSUPPORTED_VERSION
 from oncelog.actors.process.clock import loop_ms
@@ -88,7 +107,12 @@ from oncelog.actors.protocol.messages.partition import (
 )
 from oncelog.actors.rpc.dispatch import LogBudget
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, TopicPartition, sequence_after
+from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    TopicPartition,
+    sequence_after,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -98,8 +122,11 @@ V2_VERSIONS: Final[Mapping[ApiKey, int]] = {
 }
 """The first version of each API that a client sends only if its transactions are of version 2."""
 
-INIT_VERSION_MIN: Final = 5
+INIT_V2_VERSION: Final = 5
 """InitProducerId of a client that may know version 2: the releases 3.8 and 3.9 send it as well."""
+
+INIT_VERSION_MIN: Final = 3
+"""From this InitProducerId on a client takes another epoch if a batch may be lost (KIP-360)."""
 
 SEQUENCE_WITHIN_MS: Final = 5_000
 """How long after an offset commit has come its sequence may still be asked for.
@@ -140,11 +167,11 @@ def is_of_version_2(client: Client) -> bool:
     return named is not None and int(named[1]) >= JAVA_V2_RELEASE
 
 
-def _may_be_of_version_2(call: Call) -> bool:
-    """Whether a client that asks for a producer id may go on."""
+def _begins_as_version_1(call: Call) -> bool:
+    """Whether a client that asks for a producer id will use it as of version 1."""
     named = _JAVA.match(call.client.name)
     is_old = named is not None and int(named[1]) < JAVA_V2_RELEASE
-    return call.version >= INIT_VERSION_MIN and not is_old
+    return call.version < INIT_V2_VERSION or is_old
 
 
 def kafkas_code(error: ErrorCode) -> int:
@@ -168,6 +195,7 @@ class Transactions:
         self._enrolments = enrolments
         self._turns: dict[tuple[Principal, str], _Turn] = {}
         """Bounded by the requests in progress."""
+        self._order = CommitOrder()
         self.warnings = LogBudget(_logger)
 
     @property
@@ -190,11 +218,11 @@ class Transactions:
         With a producer id and epoch it recovers in place (KIP-360).
         """
         transactional_id = request.transactional_id or ""
-        if not _may_be_of_version_2(call):
-            self._warn_of_old(call, transactional_id, "InitProducerId")
+        is_version_1 = _begins_as_version_1(call)
+        if call.version < INIT_VERSION_MIN:
+            self._warn_of_old(call, transactional_id)
             fails = call.client.name.startswith(_FAILS_ON_VERSION)
-            code = UNSUPPORTED_VERSION if fails else _NOT_ALLOWED
-            return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
+            return _no_id(UNSUPPORTED_VERSION if fails else _NOT_ALLOWED)
         reply = await ask_patiently(
             call,
             transactional_id,
@@ -203,13 +231,20 @@ class Transactions:
                 transaction_timeout_ms=request.transaction_timeout_ms,
                 producer_id=request.producer_id,
                 producer_epoch=request.producer_epoch,
+                as_version_1=is_version_1,
             ),
         )
+        if is_version_1:
+            await learn_epoch(call, transactional_id, reply.coordinator_epoch)
+            if reply.error is ErrorCode.NONE and reply.coordinator_epoch < 0:
+                self._warn_of_old_coordinator(call, transactional_id)
+                return _no_id(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if reply.error is ErrorCode.NONE:
             self._enrolments.ended(transactional_id)
+        code = _code(call, ApiKey.INIT_PRODUCER_ID, reply.error, is_version_1=is_version_1)
         return InitProducerIdResponse(
             throttle_time_ms=throttle_of(reply),
-            error_code=kafkas_code(reply.error),
+            error_code=code,
             producer_id=reply.producer_id,
             producer_epoch=reply.producer_epoch,
         )
@@ -230,19 +265,29 @@ class Transactions:
             for topic in request.v3_and_below_topics
             for index in topic.partitions
         ]
-        if self._is_old(call, transactional_id, ApiKey.ADD_PARTITIONS_TO_TXN):
-            # Of UNSUPPORTED_VERSION the Java client would only abort, and try again.
-            return _enrolled(request, dict.fromkeys(asked, _NOT_ALLOWED))
-        reply = await self._enrolments.add(
-            call,
-            transactional_id,
-            request.v3_and_below_producer_id,
-            request.v3_and_below_producer_epoch,
-            asked,
-        )
-        codes = {one.topic_partition: kafkas_code(one.error) for one in reply.enrolments}
+        pair = request.v3_and_below_producer_id, request.v3_and_below_producer_epoch
+        is_version_1 = _is_of_version_1(call, ApiKey.ADD_PARTITIONS_TO_TXN)
+        if is_version_1:
+            reply = await ask_in_order(
+                call,
+                transactional_id,
+                transaction.AddPartitionsToTxnRequest(
+                    transactional_id=transactional_id,
+                    producer_id=pair[0],
+                    producer_epoch=pair[1],
+                    partitions=tuple(asked),
+                ),
+            )
+            self._enrolments.keep_told(transactional_id, *pair, reply)
+        else:
+            reply = await self._enrolments.add(call, transactional_id, *pair, asked)
+
+        def code(error: ErrorCode) -> int:
+            return _code(call, ApiKey.ADD_PARTITIONS_TO_TXN, error, is_version_1=is_version_1)
+
+        codes = {one.topic_partition: code(one.error) for one in reply.enrolments}
         if not codes:
-            codes = dict.fromkeys(asked, kafkas_code(reply.error))
+            codes = dict.fromkeys(asked, code(reply.error))
         response = _enrolled(request, codes)
         response.throttle_time_ms = throttle_of(reply)
         return response
@@ -250,35 +295,35 @@ class Transactions:
     async def add_offsets(
         self, call: Call, request: AddOffsetsToTxnRequest
     ) -> AddOffsetsToTxnResponse:
-        """Enrol the positions of a group; TxnOffsetCommit does that as well."""
-        if self._is_old(call, request.transactional_id, ApiKey.ADD_OFFSETS_TO_TXN):
-            return AddOffsetsToTxnResponse(error_code=UNSUPPORTED_VERSION)
-        reply = await _enrol_group(call, request)
-        return AddOffsetsToTxnResponse(
-            throttle_time_ms=throttle_of(reply), error_code=kafkas_code(reply.error)
-        )
+        """Enrol the positions of a group; TxnOffsetCommit of version 2 does that as well."""
+        asked = _group_enrolment(request)
+        is_version_1 = _is_of_version_1(call, ApiKey.ADD_OFFSETS_TO_TXN)
+        if is_version_1:
+            reply = await ask_in_order(call, request.transactional_id, asked)
+        else:
+            reply = await ask_patiently(call, request.transactional_id, asked)
+        code = _code(call, ApiKey.ADD_OFFSETS_TO_TXN, reply.error, is_version_1=is_version_1)
+        return AddOffsetsToTxnResponse(throttle_time_ms=throttle_of(reply), error_code=code)
 
     # --- ends -----------------------------------------------------------------------------
 
     async def end(self, call: Call, request: EndTxnRequest) -> EndTxnResponse:
         """Commit or abort; tells the producer id and epoch of the next transaction."""
         transactional_id = request.transactional_id
-        if self._is_old(call, transactional_id, ApiKey.END_TXN):
-            return EndTxnResponse(error_code=UNSUPPORTED_VERSION)
-        reply = await ask_coordinator(
-            call,
-            transactional_id,
-            transaction.EndTxnRequest(
-                transactional_id=transactional_id,
-                committed=request.committed,
-                producer_id=request.producer_id,
-                producer_epoch=request.producer_epoch,
-            ),
+        asked = transaction.EndTxnRequest(
+            transactional_id=transactional_id,
+            committed=request.committed,
+            producer_id=request.producer_id,
+            producer_epoch=request.producer_epoch,
         )
+        is_version_1 = _is_of_version_1(call, ApiKey.END_TXN)
+        if is_version_1:
+            reply = await ask_in_order(call, transactional_id, asked)
+        else:
+            reply = await ask_coordinator(call, transactional_id, asked)
         if reply.error is not ErrorCode.NONE:
-            return EndTxnResponse(
-                throttle_time_ms=throttle_of(reply), error_code=kafkas_code(reply.error)
-            )
+            code = _code(call, ApiKey.END_TXN, reply.error, is_version_1=is_version_1)
+            return EndTxnResponse(throttle_time_ms=throttle_of(reply), error_code=code)
         self._enrolments.ended(transactional_id)
         return EndTxnResponse(
             throttle_time_ms=throttle_of(reply),
@@ -295,12 +340,20 @@ class Transactions:
 
         One request of an id at a time, in the order in which they came.
         """
-        if self._is_old(call, request.transactional_id, ApiKey.TXN_OFFSET_COMMIT):
-            return _committed(request, dict.fromkeys(_partitions(request), UNSUPPORTED_VERSION))
         arrived_ms = loop_ms()
+        is_version_1 = _is_of_version_1(call, ApiKey.TXN_OFFSET_COMMIT)
         async with self._turn(call, request.transactional_id):
-            reply = await _commit_offsets(call, request, arrived_ms)
-        response = _committed(request, _codes(request, reply))
+            early = await self._too_early(call, request) if is_version_1 else ErrorCode.NONE
+            reply = (
+                await _commit_offsets(call, request, arrived_ms, is_version_1=is_version_1)
+                if early is ErrorCode.NONE
+                else group.OffsetCommitReply(error=early)
+            )
+
+        def code(error: ErrorCode) -> int:
+            return _code(call, ApiKey.TXN_OFFSET_COMMIT, error, is_version_1=is_version_1)
+
+        response = _committed(request, _codes(request, reply, code))
         response.throttle_time_ms = throttle_of(reply)
         return response
 
@@ -319,23 +372,51 @@ class Transactions:
 
     # --- clients of version 1 -------------------------------------------------------------
 
-    def _is_old(self, call: Call, transactional_id: str, api: ApiKey) -> bool:
-        """Whether the client is not known to be of version 2; then a line is logged."""
-        if call.version >= V2_VERSIONS.get(api, call.version + 1):
-            call.client.remembered[_KEY] = True
-            return False
-        if is_of_version_2(call.client):
-            return False
-        self._warn_of_old(call, transactional_id, f"{api.name} {call.version}")
-        return True
+    async def _too_early(self, call: Call, request: TxnOffsetCommitRequest) -> ErrorCode:
+        """Whether a commit of version 1 cannot be judged here; its connection may be too old."""
+        shard = await call.shard(CONSUMER_OFFSETS_TOPIC, request.group_id)
+        if shard is None:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if await coordinator_here(call, shard) is None:
+            return ErrorCode.NOT_COORDINATOR
+        client = call.client
+        if client.place is None:
+            client.place = call.cluster.order.take()
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        self._order.enter(client.principal, request.transactional_id, client.place)
+        return ErrorCode.NONE
 
-    def _warn_of_old(self, call: Call, transactional_id: str, what: str) -> None:
+    def _warn_of_old(self, call: Call, transactional_id: str) -> None:
         self.warnings.warn(
-            "%s of client %r (%s) with transactional.id=%r was refused: its transactions are of "
-            "version 1 — use kafka-clients 4.0 or later, or oncelog's own producer",
-            *(what, call.client_id, call.client.name or "which names no software"),
-            transactional_id,
+            "InitProducerId %d of client %r (%s) with transactional.id=%r was refused: it could "
+            "not take another epoch after a lost batch (KIP-360) — use a client that asks version "
+            "%d or later, such as librdkafka 1.7, kafka-python 3.0 or kafka-clients 2.5, or "
+            "oncelog's own producer",
+            *(call.version, call.client_id, call.client.name or "which names no software"),
+            *(transactional_id, INIT_VERSION_MIN),
         )
+
+    def _warn_of_old_coordinator(self, call: Call, transactional_id: str) -> None:
+        self.warnings.warn(
+            "client %r (%s) with transactional.id=%r waits: its coordinator is of a build that "
+            "knows no transactions of version 1 — upgrade all brokers",
+            *(call.client_id, call.client.name or "which names no software", transactional_id),
+        )
+
+
+def _is_of_version_1(call: Call, api: ApiKey) -> bool:
+    """Whether a request is of version 1; what only version 2 sends is remembered."""
+    if call.version >= V2_VERSIONS.get(api, call.version + 1):
+        call.client.remembered[_KEY] = True
+    return not is_of_version_2(call.client)
+
+
+def _code(call: Call, api: ApiKey, error: ErrorCode, *, is_version_1: bool) -> int:
+    return told_code(call, api, error) if is_version_1 else kafkas_code(error)
+
+
+def _no_id(code: int) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=int(code), producer_id=-1, producer_epoch=-1)
 
 
 _NOT_ALLOWED: Final = int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
@@ -345,26 +426,48 @@ _NOT_ALLOWED: Final = int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 # --- positions ------------------------------------------------------------------------------------
 
 
-async def _enrol_group(
-    call: Call, request: AddOffsetsToTxnRequest | TxnOffsetCommitRequest
-) -> transaction.AddPartitionsToTxnReply:
-    """Enrol the partition of a group's positions."""
-    return await ask_patiently(
-        call,
-        request.transactional_id,
-        transaction.AddOffsetsToTxnRequest(
-            transactional_id=request.transactional_id,
-            producer_id=request.producer_id,
-            producer_epoch=request.producer_epoch,
-            group_id=request.group_id,
-        ),
+def _group_enrolment(
+    request: AddOffsetsToTxnRequest | TxnOffsetCommitRequest,
+) -> transaction.AddOffsetsToTxnRequest:
+    return transaction.AddOffsetsToTxnRequest(
+        transactional_id=request.transactional_id,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+        group_id=request.group_id,
     )
 
 
+async def _group_enrolled(
+    call: Call, request: TxnOffsetCommitRequest, *, is_version_1: bool
+) -> Enrolment:
+    """The pair and ticket for the partition of a group's positions; version 2 enrols it now."""
+    asked = _group_enrolment(request)
+    if not is_version_1:
+        enrolled = await ask_patiently(call, request.transactional_id, asked)
+        ticket = enrolled.enrolments[0].ticket if enrolled.enrolments else b""
+        return Enrolment(enrolled.error, ticket, asked.producer_id, asked.producer_epoch)
+    refusal = call.refusal(asked)
+    if refusal is not ErrorCode.NONE:
+        return Enrolment(refusal)
+    found = await verify(
+        call,
+        transaction.VerifyTxnRequest(
+            transactional_id=asked.transactional_id,
+            producer_id=asked.producer_id,
+            producer_epoch=asked.producer_epoch,
+            group_id=asked.group_id,
+        ),
+    )
+    if found.error is not ErrorCode.NONE:
+        return Enrolment(found.error)
+    (one,) = found.enrolments
+    return Enrolment(one.error, one.ticket, found.producer_id, found.producer_epoch, found.aborts)
+
+
 async def _commit_offsets(
-    call: Call, request: TxnOffsetCommitRequest, arrived_ms: int
+    call: Call, request: TxnOffsetCommitRequest, arrived_ms: int, *, is_version_1: bool
 ) -> group.OffsetCommitReply:
-    """Learn the next sequence and enrol the group, then commit.
+    """Learn the next sequence and the enrolment of the group, then commit.
 
     The coordinator is asked each time, even if a ticket is at hand: a request that comes after the
     transaction has been decided is refused by it, not only by the marker.
@@ -383,24 +486,60 @@ async def _commit_offsets(
     if not asked.offsets:
         return group.OffsetCommitReply()
     (actor, described), enrolled = await asyncio.gather(
-        _describe(call, asked, arrived_ms), _enrol_group(call, request)
+        _describe(call, asked, arrived_ms),
+        _group_enrolled(call, request, is_version_1=is_version_1),
     )
-    if enrolled.error is not ErrorCode.NONE:
-        return asked.failed(enrolled.error, enrolled.detail)
+    error, ticket, producer_id, producer_epoch, aborts = enrolled
+    if error is not ErrorCode.NONE:
+        return asked.failed(error)
+    asked = structs.replace(
+        asked, ticket=ticket, producer_id=producer_id, producer_epoch=producer_epoch
+    )
+    if producer_id != request.producer_id:
+        # Its epochs are used up: the transaction has another id than the client was told.
+        actor, described = await _describe(call, asked, arrived_ms)
     if described.error is not ErrorCode.NONE:
         return asked.failed(described.error)
-    (enrolment,) = enrolled.enrolments
-    sequence = next_sequence(described, asked.producer_epoch)
-    asked = structs.replace(asked, ticket=enrolment.ticket, base_sequence=sequence)
+    late = await _may_be_late(call, request, actor, aborts) if is_version_1 else ErrorCode.NONE
+    if late is not ErrorCode.NONE:
+        return asked.failed(late)
+    asked = structs.replace(asked, base_sequence=next_sequence(described, producer_epoch))
     reply = await call.ask(actor, asked)
     if reply.error in _MOVED:
         # Not asked again here: another leader has another sequence, and by now it may be too late.
         call.forget(CONSUMER_OFFSETS_TOPIC)
     if reply.error is ErrorCode.INVALID_PRODUCER_EPOCH:
         # The marker has come meanwhile. The coordinator knows who has ended the transaction.
-        why = await _enrol_group(call, request)
-        return asked.failed(why.error) if why.error is not ErrorCode.NONE else reply
-    return structs.replace(reply, error=_OF_LOG.get(reply.error, reply.error))
+        why = (await _group_enrolled(call, request, is_version_1=is_version_1)).error
+        if why is not ErrorCode.NONE or not is_version_1:
+            return asked.failed(why) if why is not ErrorCode.NONE else reply
+        # Another coordinator has followed it, or another transaction has begun.
+        call.forget(TRANSACTION_STATE_TOPIC)
+        return asked.failed(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    told = _OF_LOG_TO_VERSION_1 if is_version_1 else _OF_LOG
+    return structs.replace(reply, error=told.get(reply.error, reply.error))
+
+
+async def _may_be_late(
+    call: Call, request: TxnOffsetCommitRequest, leader: str | None, aborts: int
+) -> ErrorCode:
+    """Why positions of a version 1 client must not go to ``leader`` now, though it took a look.
+
+    Of another broker they do not: that one's gateway knows who has committed last. And after an
+    abort not before they have come twice; see ``shows_life``. The client repeats them.
+    """
+    tp = await call.shard(CONSUMER_OFFSETS_TOPIC, request.group_id)
+    if tp is None or leader is None or leader != await coordinator_here(call, tp):
+        return ErrorCode.NOT_COORDINATOR
+    told = request.producer_id, request.producer_epoch
+    positions = sorted(
+        (topic.name, one.partition_index, one.committed_offset, one.committed_metadata or "")
+        for topic in request.topics
+        for one in topic.partitions
+    )
+    digest = hashlib.sha256(repr((request.group_id, positions)).encode()).digest()
+    is_alive = shows_life(call.client, request.transactional_id, told, aborts, digest)
+    return ErrorCode.NONE if is_alive else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 async def _describe(
@@ -441,6 +580,9 @@ _OF_LOG: Final[Mapping[ErrorCode, ErrorCode]] = {
 }
 """What the leader of a group's log says of a transaction's batch → what its client is told."""
 
+_OF_LOG_TO_VERSION_1: Final = dict.fromkeys(_OF_LOG, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+"""The same for version 1. Each of its clients repeats the request on this code, not on others."""
+
 
 def _partitions(request: TxnOffsetCommitRequest) -> Iterable[TopicPartition]:
     return (
@@ -451,7 +593,9 @@ def _partitions(request: TxnOffsetCommitRequest) -> Iterable[TopicPartition]:
 
 
 def _codes(
-    request: TxnOffsetCommitRequest, reply: group.OffsetCommitReply
+    request: TxnOffsetCommitRequest,
+    reply: group.OffsetCommitReply,
+    code: Callable[[ErrorCode], int],
 ) -> dict[TopicPartition, int]:
     """Kafka's code of each partition.
 
@@ -459,13 +603,13 @@ def _codes(
     clients know no "not attempted" here.
     """
     if reply.error is not ErrorCode.NONE:
-        return dict.fromkeys(_partitions(request), kafkas_code(reply.error))
+        return dict.fromkeys(_partitions(request), code(reply.error))
     cause = next((one.error for one in reply.results if one.error not in _UNTOLD), _NOT_TOLD)
     found = {
         one.topic_partition: cause if one.error is ErrorCode.OPERATION_NOT_ATTEMPTED else one.error
         for one in reply.results
     }
-    return {tp: kafkas_code(found.get(tp, cause)) for tp in _partitions(request)}
+    return {tp: code(found.get(tp, cause)) for tp in _partitions(request)}
 
 
 _UNTOLD: Final = frozenset({ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED})

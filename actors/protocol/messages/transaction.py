@@ -20,6 +20,9 @@ RUN_TIMEOUT_MS: Final = 900_000
 NO_RUN: Final = 0
 """Lower than the number of every run."""
 
+NO_COORDINATOR_EPOCH: Final = -1
+"""Lower than every coordinator's: it is not known."""
+
 ANY_DURATION_MS = -1
 """Value of ``running_longer_than_ms`` that matches every transactional id."""
 
@@ -65,6 +68,22 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     process: DriverProcess | None = None
 
 
+class ConnectionLabel(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """Where a request of a version 1 client stands in the order of all of that client's requests.
+
+    A connection gets its label before its first answer: ``coordinator_epoch`` is the one of the
+    id's coordinator that the gateway knew then from a reply of that coordinator itself. Each start
+    of any gateway gets a higher ``incarnation``. ``number`` counts a gateway's connections, and
+    ``request`` those of one connection: 0 if its requests are never repeated and reach the
+    coordinator in order. A later request has a higher label.
+    """
+
+    coordinator_epoch: int
+    incarnation: int
+    number: int
+    request: int = 0
+
+
 class BeginRunReply(Reply, frozen=True, kw_only=True):
     """The run's number. With ``CONCURRENT_TRANSACTIONS``: the newest run's, if there is one.
 
@@ -99,7 +118,8 @@ class InitProducerIdReply(Reply, frozen=True, kw_only=True):
     """The producer id and epoch to use, and the token of the last committed transaction.
 
     ``ticket`` is a plain one, given without a transactional id. The prepared producer is that of
-    the transaction that was found and kept.
+    the transaction that was found and kept. ``coordinator_epoch`` is the one of the coordinator
+    that answers, also with an error, and -1 of an actor that does not lead.
     """
 
     producer_id: int = NO_PRODUCER_ID
@@ -108,6 +128,7 @@ class InitProducerIdReply(Reply, frozen=True, kw_only=True):
     ticket: bytes = b""
     prepared_producer_id: int = NO_PRODUCER_ID
     prepared_producer_epoch: int = NO_PRODUCER_EPOCH
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
 
 
 class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=True):
@@ -118,6 +139,10 @@ class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=T
     ``producer_epoch`` are both given (recover in place) or both -1. A prepared transaction is
     ``INVALID_TXN_STATE``, or taken over with ``keep_prepared`` (KIP-939). With ``refuse_if_alive``
     a living ``holder`` is not put out: ``TRANSACTIONAL_ID_IN_USE``.
+
+    ``as_version_1``: the caller keeps the pair for all of its transactions, its *told* pair, and
+    names it in each request. With a producer id and epoch it must have been so before, and an id
+    that was so stays it only this way: else ``PRODUCER_FENCED``.
     """
 
     method = "init_producer_id"
@@ -131,6 +156,7 @@ class InitProducerIdRequest(Request[InitProducerIdReply], frozen=True, kw_only=T
     keep_prepared: bool = False
     holder: Holder | None = None
     refuse_if_alive: bool = False
+    as_version_1: bool = False
 
 
 class ProducerHeartbeatRequest(Request[Reply], frozen=True, kw_only=True):
@@ -199,7 +225,7 @@ class RenewRunRequest(Request[Reply], frozen=True, kw_only=True):
 
 
 class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition's ticket, or the error code if it was not enrolled."""
+    """One partition's ticket, or the error code if it was not, or is not, enrolled."""
 
     topic_partition: TopicPartition
     error: ErrorCode
@@ -207,13 +233,28 @@ class PartitionEnrolment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddPartitionsToTxnReply(Reply, frozen=True, kw_only=True):
-    """One enrolment per requested partition; durable before the reply."""
+    """One enrolment per requested partition; durable before the reply.
+
+    With a label, the pair is the one that the transaction's batches are written with, and
+    ``aborts`` is as in ``VerifyTxnReply``. ``coordinator_epoch`` is as in ``InitProducerIdReply``.
+    """
 
     enrolments: tuple[PartitionEnrolment, ...] = ()
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+    aborts: int = 0
 
 
 class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
-    """Enrol partitions in the open transaction, beginning one if need be. Safe to repeat."""
+    """Enrol partitions in the open transaction, beginning one if need be. Safe to repeat.
+
+    With a ``label`` producer id and epoch are the told pair of a version 1 client, here and in
+    ``add_offsets_to_txn`` and ``end_txn``. A label of another coordinator epoch, or lower than that
+    of an earlier request, is ``NOT_COORDINATOR``: nothing has changed, and only a new connection of
+    the client helps. Once the epochs of the told producer id are used up there is no ticket: see
+    ``VerifyTxnRequest``.
+    """
 
     method = "add_partitions_to_txn"
     reply_type = AddPartitionsToTxnReply
@@ -222,6 +263,7 @@ class AddPartitionsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, k
     producer_id: int
     producer_epoch: int
     partitions: tuple[TopicPartition, ...]
+    label: ConnectionLabel | None = None
 
 
 class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_only=True):
@@ -234,6 +276,44 @@ class AddOffsetsToTxnRequest(Request[AddPartitionsToTxnReply], frozen=True, kw_o
     producer_id: int
     producer_epoch: int
     group_id: str
+    label: ConnectionLabel | None = None
+
+
+class VerifyTxnReply(Reply, frozen=True, kw_only=True):
+    """The pair that the batches of the open transaction are written with, and one enrolment each.
+
+    First those of ``partitions``, then that of the group. What is not enrolled in an open
+    transaction is ``INVALID_TXN_STATE``; then the pair is not that of any transaction.
+    ``aborts`` counts the transactions under the told pair that its client has aborted: what it gave
+    up then may still arrive. ``coordinator_epoch`` is as in ``InitProducerIdReply``.
+    """
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    enrolments: tuple[PartitionEnrolment, ...] = ()
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
+    aborts: int = 0
+
+
+class VerifyTxnRequest(Request[VerifyTxnReply], frozen=True, kw_only=True):
+    """What a version 1 client has enrolled, by its told pair; it enrols nothing. A gateway asks.
+
+    ``group_id`` asks for the partition with the positions of that group as well.
+    ``PRODUCER_FENCED``: the pair is not the id's told pair. Safe to repeat.
+
+    A partition is ``INVALID_PRODUCER_ID_MAPPING`` once the epochs of the told producer id are used
+    up: its client's sequences do not go on under another. It must abort, and recover with
+    ``init_producer_id``. Positions have no such sequences, and still get a ticket.
+    """
+
+    method = "verify_txn"
+    reply_type = VerifyTxnReply
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[TopicPartition, ...] = ()
+    group_id: str | None = None
 
 
 class PrepareTxnRequest(Request[Reply], frozen=True, kw_only=True):
@@ -257,12 +337,14 @@ class EndTxnReply(Reply, frozen=True, kw_only=True):
     ``visible``: every marker was written before the reply, so readers see the commit.
     ``enrolments`` are those of the request's ``next_partitions``: empty if they are not enrolled,
     and without tickets if the next transaction is not open yet or its topics must be looked up.
+    With a label, the pair is the told pair. ``coordinator_epoch`` is as in ``InitProducerIdReply``.
     """
 
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
     visible: bool = False
     enrolments: tuple[PartitionEnrolment, ...] = ()
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,7 +362,8 @@ class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
 
     A commit may enrol ``next_partitions`` in the next transaction. That one opens when the current
     one is complete, and must be ended like any other. If some partition cannot be enrolled none is,
-    and the commit still succeeds.
+    and the commit still succeeds. With a ``label`` (see ``AddPartitionsToTxnRequest``) it enrols
+    nothing ahead.
     """
 
     method = "end_txn"
@@ -294,6 +377,7 @@ class EndTxnRequest(Request[EndTxnReply], frozen=True, kw_only=True):
     run: Run | None = None
     winners: tuple[Winner, ...] = ()
     next_partitions: tuple[TopicPartition, ...] = ()
+    label: ConnectionLabel | None = None
 
 
 # --- operators -------------------------------------------------------------------------------
@@ -316,7 +400,8 @@ class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     ``partitions`` includes those of ``members``. ``transaction_start_ms`` is -1 when none is
     open; ``commit_token`` is that of the last committed transaction. ``prepared`` is set from
-    "Prepared" on until the transaction is complete.
+    "Prepared" on until the transaction is complete. The told pair is that of a version 1 client,
+    which knows no other.
     """
 
     transactional_id: str
@@ -331,6 +416,8 @@ class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
     member_count: int = 0
     members: tuple[TransactionMemberDescription, ...] = ()
     prepared: PreparedTxn | None = None
+    told_producer_id: int = NO_PRODUCER_ID
+    told_producer_epoch: int = NO_PRODUCER_EPOCH
 
 
 class DescribeTransactionsReply(Reply, frozen=True, kw_only=True):

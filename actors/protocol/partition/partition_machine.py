@@ -54,9 +54,11 @@ from oncelog.actors.protocol.partition.bounds import LEADER, LOADING, PartitionB
 from oncelog.actors.protocol.partition.open_transactions import CompletedTransaction
 from oncelog.actors.protocol.partition.producers import PRODUCER_ID_EXPIRATION_MS, BatchEnrolment
 from oncelog.actors.protocol.tickets import (
+    NO_CHAIN,
     NO_KEYS,
     ClusterKeys,
     TicketVerdict,
+    chain_epoch_of,
     check_plain_ticket,
     check_ticket,
     key_version_of,
@@ -231,7 +233,8 @@ class PartitionMachine(PartitionBounds):
             refusal = self._check_owner(header, proof, is_verified, now_ms)
         if refusal is not None:
             return refusal
-        error, is_early = self.producers.check_data(header, origin)
+        chain_epoch = chain_epoch_of(ticket) if ticket is not None else NO_CHAIN
+        error, is_early = self.producers.check_data(header, origin, chain_epoch)
         is_old = not header.is_transactional and self._verified.get(header.producer_id) != proof
         if error is ErrorCode.NONE and not is_old:
             return ACCEPTED

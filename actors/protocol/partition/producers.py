@@ -6,7 +6,7 @@ methods change state, from the log, both live and on replay (I-05). How a batch 
 ==================================  ========================  =================================
 producer's entry                    event                     answer
 ==================================  ========================  =================================
-none                                first sequence 0          accept
+none                                sequence 0                accept
 none                                another                   OUT_OF_ORDER, early
 same epoch                          one of the last 5 again   duplicate: the original's place
 same epoch                          other content, sequence   OUT_OF_ORDER
@@ -14,8 +14,10 @@ same epoch                          other content, sequence   OUT_OF_ORDER
 same epoch                          sequence follows          accept
 same epoch                          sequence ahead            OUT_OF_ORDER, early
 same epoch                          sequence behind           OUT_OF_ORDER
-lower epoch                         sequence 0                accept: a new epoch begins
-lower epoch                         another sequence          OUT_OF_ORDER, early
+same epoch, batches of a lower one  as for a lower epoch
+lower epoch                         the first sequence        accept: a new epoch begins
+lower epoch                         sequence ahead of it      OUT_OF_ORDER, early
+lower epoch                         sequence behind it        OUT_OF_ORDER
 higher epoch                        any                       INVALID_PRODUCER_EPOCH
 open transaction, or a marker       data outside transaction  INVALID_TXN_STATE
 data outside a transaction          data of a transaction     INVALID_TXN_STATE
@@ -32,24 +34,31 @@ higher coordinator epoch            marker                    TRANSACTION_COORDI
 *Early* means that the batches in between may still be in flight: a producer's calls overtake each
 other. The shell decides whether the batch then waits, and how long.
 
+*The first sequence* of an epoch is 0. Only a client with a chained ticket (``protocol.tickets``)
+goes on after the newest remembered batch, if that is of the ticket's chain: of ``chain_epoch`` or a
+later one. So its late copy of a batch of an earlier transaction is behind, and no duplicate, though
+the gateway has written the current epoch into it. A chain without a batch here begins at 0. A
+coordinator counts from 0 in each epoch, whatever the ticket.
+
 An unknown producer begins at 0, even if its entry was forgotten after a day of silence: a batch
 further on may be a copy of one that is in the log. A living producer continues under its next
 epoch, at 0, and does so by itself once it has been silent for half a day (``api.producing``). So
 nothing needs to keep the entries of idle producers, on the leader or on its followers.
 
 An entry has a producer's epoch, its newest batches and its transaction. Only log content changes an
-entry, so every replica and every replay arrives at the same one. Another epoch clears the
-remembered batches: sequences restart at 0.
+entry, so every replica and every replay arrives at the same one. All remembered batches are of one
+epoch, the newest that has data. A marker keeps them: whether the producer is chained only its next
+ticket tells, and tickets are not in the log.
 
 ============================  =============================================================
 event                         answer
 ============================  =============================================================
 data, same epoch              batch remembered, the sixth oldest forgotten
-data, another epoch           batches cleared, epoch taken, batch remembered
+data, another than theirs     batches cleared, epoch taken, batch remembered
 data without sequence         as above, but not remembered: a coordinator's
 data, transactional           transaction begins here unless one is open; records counted
 marker, same epoch            transaction closed
-marker, another epoch         batches cleared, epoch taken, transaction closed
+marker, another epoch         epoch taken, transaction closed
 ============================  =============================================================
 
 One file: every answer depends on the entry of one producer.
@@ -71,6 +80,7 @@ from oncelog.actors.protocol.partition.open_transactions import (
     CompletedTransaction,
     OpenTransactions,
 )
+from oncelog.actors.protocol.tickets import NO_CHAIN
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     DUPLICATE_WINDOW_BATCHES,
@@ -130,6 +140,8 @@ def _empty_window() -> deque[AppendedBatch]:
 class ProducerEntry:
     """One producer of one partition. ``batches`` holds the newest five, oldest first.
 
+    They were written in ``batches_epoch``, which is -1 if there are none, and below
+    ``producer_epoch`` after a marker, until the next data.
     ``current_txn_first_offset`` is -1 while no transaction is open; ``open_record_count`` sums the
     records of the open one. ``idle_since_ms`` is when an expiry scan first saw the entry unchanged,
     by this replica's clock; the only field that does not come from the log.
@@ -142,6 +154,7 @@ class ProducerEntry:
     current_txn_first_offset: int = NO_OFFSET
     open_record_count: int = 0
     batches: deque[AppendedBatch] = field(default_factory=_empty_window)
+    batches_epoch: int = NO_PRODUCER_EPOCH
     idle_since_ms: int = field(default=NO_TIMESTAMP, compare=False)
 
     @property
@@ -163,11 +176,18 @@ class ProducerEntry:
     @property
     def last_sequence(self) -> int:
         """The newest sequence of this epoch, -1 if there is none."""
-        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+        is_current = self.batches_epoch == self.producer_epoch and bool(self.batches)
+        return self.batches[-1].last_sequence if is_current else NO_SEQUENCE
+
+    def first_sequence(self, chain_epoch: int) -> int:
+        """The first sequence of an epoch above that of the remembered batches."""
+        is_continued = NO_CHAIN < chain_epoch <= self.batches_epoch
+        return sequence_after(self.batches[-1].last_sequence, 1) if is_continued else 0
 
     def duplicate_of(self, header: BatchHeader) -> AppendedBatch | None:
         """The remembered batch that ``header`` repeats: same epoch, first and last sequence."""
-        if header.producer_epoch != self.producer_epoch:
+        epoch = header.producer_epoch
+        if epoch != self.producer_epoch or epoch != self.batches_epoch:
             return None
         last_sequence = header.last_sequence
         for batch in self.batches:
@@ -178,17 +198,14 @@ class ProducerEntry:
                 return batch
         return None
 
-    def take_epoch(self, producer_epoch: int) -> None:
-        """Adopt an epoch; a different one starts without remembered batches."""
-        if producer_epoch != self.producer_epoch:
-            self.producer_epoch = producer_epoch
-            self.batches.clear()
-
     def add_batch(self, header: BatchHeader) -> None:
         """Apply a data batch: take its epoch, and remember it if it has a sequence."""
-        if header.producer_epoch != self.producer_epoch:
-            self.take_epoch(header.producer_epoch)
-        if header.base_sequence != NO_SEQUENCE:
+        has_sequence = header.base_sequence != NO_SEQUENCE
+        if header.producer_epoch != self.batches_epoch:
+            self.producer_epoch = header.producer_epoch
+            self.batches_epoch = header.producer_epoch if has_sequence else NO_PRODUCER_EPOCH
+            self.batches.clear()
+        if has_sequence:
             self.batches.append(_appended(header))
         self.last_timestamp_ms = header.max_timestamp_ms
         self.idle_since_ms = NO_TIMESTAMP
@@ -199,7 +216,7 @@ class ProducerEntry:
         Called in offset order, so it goes right before the newest one. If it is the newest one
         itself, take its timestamp: the snapshot may have that of a later marker.
         """
-        if header.base_sequence == NO_SEQUENCE or header.producer_epoch != self.producer_epoch:
+        if header.base_sequence == NO_SEQUENCE or header.producer_epoch != self.batches_epoch:
             return
         if not self.batches:
             return
@@ -215,6 +232,7 @@ class ProducerEntry:
     def to_snapshot(self) -> ProducerSnapshotEntry:
         """The entry of a producer snapshot, with only the newest of the remembered batches."""
         newest = self.batches[-1] if self.batches else None
+        is_current = self.batches_epoch == self.producer_epoch
         return ProducerSnapshotEntry(
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
@@ -224,6 +242,7 @@ class ProducerEntry:
             timestamp_ms=self.last_timestamp_ms,
             coordinator_epoch=self.coordinator_epoch,
             current_txn_first_offset=self.current_txn_first_offset,
+            batch_epoch=NO_PRODUCER_EPOCH if is_current else self.batches_epoch,
         )
 
     @classmethod
@@ -237,6 +256,8 @@ class ProducerEntry:
             current_txn_first_offset=stored.current_txn_first_offset,
         )
         if stored.has_batch:
+            is_current = stored.batch_epoch == NO_PRODUCER_EPOCH
+            entry.batches_epoch = stored.producer_epoch if is_current else stored.batch_epoch
             entry.batches.append(
                 AppendedBatch(
                     stored.last_sequence,
@@ -325,11 +346,9 @@ class ProducerStates:
         entry = self._entries.get(header.producer_id)
         if entry is None:
             return False
-        batches = entry.batches
         return (
-            len(batches) > 0
-            and header.base_sequence == batches[-1].last_sequence + 1
-            and header.producer_epoch == entry.producer_epoch
+            header.producer_epoch == entry.batches_epoch == entry.producer_epoch
+            and header.base_sequence == entry.batches[-1].last_sequence + 1
             and header.is_transactional is (entry.current_txn_first_offset != NO_OFFSET)
             and (header.is_transactional or entry.coordinator_epoch == NO_COORDINATOR_EPOCH)
         )
@@ -377,11 +396,13 @@ class ProducerStates:
             return BatchEnrolment.OLDER_OPEN
         return BatchEnrolment.OPEN
 
-    def check_data(self, header: BatchHeader, origin: AppendOrigin) -> tuple[ErrorCode, bool]:
+    def check_data(
+        self, header: BatchHeader, origin: AppendOrigin, chain_epoch: int = NO_CHAIN
+    ) -> tuple[ErrorCode, bool]:
         """Check epoch, sequence and transaction of a data batch that is not a duplicate.
 
-        Returns the error and whether the batch is early: batches still in flight may fill the gap
-        before it.
+        ``chain_epoch`` is that of its ticket. Returns the error and whether the batch is early:
+        batches still in flight may fill the gap before it.
         """
         entry = self._entries.get(header.producer_id)
         if entry is not None and entry.is_transactional is not header.is_transactional:
@@ -389,11 +410,11 @@ class ProducerStates:
         if entry is not None and header.producer_epoch < entry.producer_epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH, False
         if origin is AppendOrigin.CLIENT:
-            return _check_sequence(entry, header)
+            return _check_sequence(entry, header, chain_epoch)
         if header.base_sequence != NO_SEQUENCE:
             # The sequence also counts offsets that the transaction commits in other shards: gaps
             # are normal.
-            error, is_ahead = _check_sequence(entry, header)
+            error, is_ahead = _check_sequence(entry, header, NO_CHAIN)
             if error is not ErrorCode.NONE and not is_ahead:
                 return error, False
         return ErrorCode.NONE, False
@@ -445,7 +466,7 @@ class ProducerStates:
         """
         entry = self._entry_of(header.producer_id)
         first_offset = entry.current_txn_first_offset
-        entry.take_epoch(header.producer_epoch)
+        entry.producer_epoch = header.producer_epoch
         entry.coordinator_epoch = max(entry.coordinator_epoch, control.coordinator_epoch)
         entry.last_timestamp_ms = header.max_timestamp_ms
         entry.current_txn_first_offset = NO_OFFSET
@@ -514,15 +535,16 @@ class ProducerStates:
         return entry
 
 
-def _check_sequence(entry: ProducerEntry | None, header: BatchHeader) -> tuple[ErrorCode, bool]:
-    """The sequence rules for a client's batch whose epoch is not below the entry's."""
-    expected = 0
-    if (
-        entry is not None
-        and header.producer_epoch == entry.producer_epoch
-        and entry.last_sequence != NO_SEQUENCE
-    ):
-        expected = sequence_after(entry.last_sequence, 1)
+def _check_sequence(
+    entry: ProducerEntry | None, header: BatchHeader, chain_epoch: int
+) -> tuple[ErrorCode, bool]:
+    """The sequence rules for a batch whose epoch is not below the entry's."""
+    if entry is None:
+        expected = 0
+    elif header.producer_epoch == entry.batches_epoch:
+        expected = sequence_after(entry.batches[-1].last_sequence, 1)
+    else:
+        expected = entry.first_sequence(chain_epoch)
     if header.base_sequence == expected:
         return ErrorCode.NONE, False
     ahead = (header.base_sequence - expected) % _SEQUENCE_COUNT

@@ -2,6 +2,6 @@
 
 Start at ``transaction_machine``, which also has the operators' requests and the coordinator's own
 timeouts. ``producers`` and ``runs`` decide the rest; ``ids`` holds the state of all ids.
-``transaction_state`` has the transitions of one id, ``end`` the table of verdicts,
-``transaction_records`` the bytes of the records.
+``transaction_state`` has the transitions of one id, ``end`` the table of verdicts, ``told`` the
+order of a version 1 client's requests, ``transaction_records`` the bytes of the records.
 """

@@ -82,6 +82,7 @@ def check_init_producer_id(
         or check_timeout(request.transaction_timeout_ms, transaction_max_timeout_ms)
         or _check_producer(request.producer_id, request.producer_epoch)
         or _check_holder(request.holder)
+        or _check_version(request)
     )
 
 
@@ -184,6 +185,12 @@ def _check_producer(producer_id: int, producer_epoch: int) -> Refusal | None:
     return ErrorCode.INVALID_REQUEST, (
         f"producer_id={producer_id}, producer_epoch={producer_epoch}: give both or neither"
     )
+
+
+def _check_version(request: InitProducerIdRequest) -> Refusal | None:
+    if not (request.as_version_1 and request.keep_prepared):
+        return None
+    return ErrorCode.INVALID_REQUEST, "keep_prepared: no client of version 1 prepares transactions"
 
 
 def _check_holder(holder: Holder | None) -> Refusal | None:

@@ -3,7 +3,8 @@
 An end names the producer id and epoch of the transaction it ends. With *e* the stored epoch, it is
 *current* if it carries *e* and a *retry* if it carries *e - 1*: that transaction has ended and only
 the reply may be lost. Anything else is fenced. So a delayed end never affects the next transaction
-(KAFKA-17754).
+(KAFKA-17754). The end of a version 1 client carries no epoch of its own: ``told`` has seen to it
+that it is of the newest transaction, so it is a retry if that has ended.
 
 A producer that was only too slow can abort and continue; one that was replaced cannot. So the
 coordinator remembers what raised the epoch, and tells the producer of the epoch before, with a code
@@ -141,6 +142,15 @@ def end_age(
         metadata, producer_id=producer_id, producer_epoch=producer_epoch
     )
     return EndAge.RETRY if is_across else None
+
+
+def told_end_age(metadata: TransactionMetadata) -> EndAge:
+    """Which transaction an end of a version 1 client refers to, once ``check_told`` accepts it.
+
+    If nothing has begun since the pair was told, an abort ends what may still be on its way.
+    """
+    is_current = metadata.state in (TransactionState.EMPTY, TransactionState.ONGOING)
+    return EndAge.CURRENT if is_current else EndAge.RETRY
 
 
 def _is_ahead_aborted(metadata: TransactionMetadata) -> bool:

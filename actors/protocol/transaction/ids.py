@@ -37,6 +37,7 @@ from oncelog.actors.protocol.transaction.transaction_state import (
     TransactionMetadata,
     TransactionState,
     aborted,
+    told_anew,
 )
 
 
@@ -172,17 +173,22 @@ class TransactionalIds:
         cause: EpochCause,
         now_ms: int,
         producer_ids: ProducerIdBlocks,
+        told: tuple[int, int] | None = None,
     ) -> Decision[ReplyT]:
         """Abort the open transaction of an id that ``request`` takes over; the caller retries.
 
-        A prepared one may be committed elsewhere already, so nobody aborts it in passing.
+        A prepared one may be committed elsewhere already, so nobody aborts it in passing. ``told``
+        is the pair of a version 1 client that aborts its own: with it, it retries.
         """
         if metadata.state in DECIDED:
             return refused(request, *BUSY)
         if metadata.state is TransactionState.PREPARED:
             return refused(request, *holds_prepared(metadata.transactional_id))
         spare = producer_ids.spare(metadata)
-        return self.move(request.failed(*BUSY), aborted(metadata, cause, now_ms, spare))
+        following = aborted(metadata, cause, now_ms, spare)
+        if told is not None:
+            following = told_anew(following, told)
+        return self.move(request.failed(*BUSY), following)
 
     def move_member(
         self, reply: ReplyT, metadata: TransactionMetadata, member: RunMember, now_ms: int

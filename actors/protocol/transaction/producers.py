@@ -7,10 +7,14 @@
 | add_partitions | INVALID_MAPPING | begin | enrol | INVALID_STATE | CONCURRENT; members FENCED |
 | prepare_txn | INVALID_MAPPING | begin, Prepared | Prepared | again: NONE | CONCURRENT |
 | end_txn | INVALID_MAPPING | table in ``transaction.end`` | PREPARE | PREPARE | table |
+| verify_txn | INVALID_MAPPING | INVALID_STATE | tickets | - | INVALID_STATE |
 
 INVALID_STATE is INVALID_TXN_STATE, FENCED is PRODUCER_FENCED. With ``keep_prepared``, and to
 prepare, the cluster must allow it: POLICY_VIOLATION. But what is prepared can always be ended. A
 member of a distributed write enrols partitions here as well; everything else is in ``runs``.
+
+*Version 1*: requests with a label, and ``verify_txn``, are judged by ``told`` first. Such a client
+owns the id or does not: ``init_producer_id`` settles it, and a request of the wrong kind is FENCED.
 
 *Enrolment ahead*: a commit may enrol the partitions of the transaction after it. PREPARE contains
 them, so they are durable with the decision. The next transaction begins with them in the log batch
@@ -18,29 +22,35 @@ of COMPLETE, when every marker of the current one is written. From then on it is
 out, like any other. Its owner may have missed the reply to the commit. Until it ends, a retry of
 that commit gets the same answer, even after a timeout has aborted the transaction begun ahead.
 
+One file: all decisions about one producer.
+
 Source: KIP-98, KIP-360, KIP-890, KIP-939. Enrolment ahead is oncelog's own: Kafka's coordinator
 learns of a transaction from its first partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec import structs
 
 from oncelog.actors.protocol.effects import Decision, refused
-from oncelog.actors.protocol.messages.base import Reply
+from oncelog.actors.protocol.messages.base import Reply, ReplyT
 from oncelog.actors.protocol.messages.transaction import (
+    NO_COORDINATOR_EPOCH,
     AddPartitionsToTxnReply,
     AddPartitionsToTxnRequest,
+    ConnectionLabel,
     EndTxnReply,
     EndTxnRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
     PartitionEnrolment,
     PrepareTxnRequest,
+    VerifyTxnReply,
+    VerifyTxnRequest,
 )
 from oncelog.actors.protocol.transaction.checks import (
     BUSY,
@@ -58,6 +68,7 @@ from oncelog.actors.protocol.transaction.end import (
     end_verdict,
     is_retry_of_previous_id,
     outdated,
+    told_end_age,
 )
 from oncelog.actors.protocol.transaction.ids import TransactionalIds
 from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
@@ -65,6 +76,7 @@ from oncelog.actors.protocol.transaction.producer_ids import (
     ProducerIdBlocks,
     waiting_for_producer_ids,
 )
+from oncelog.actors.protocol.transaction.told import check_pair, check_recovery, check_told
 from oncelog.actors.protocol.transaction.transaction_state import (
     AT_REST,
     DECIDED,
@@ -72,17 +84,21 @@ from oncelog.actors.protocol.transaction.transaction_state import (
     EpochCause,
     TransactionMetadata,
     TransactionState,
+    abort_noted,
     begun,
     created,
     held_back,
     initialised,
+    labelled,
     next_producer,
     prepared,
     raised,
     taken_over,
+    told_anew,
 )
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
+    CONSUMER_OFFSETS_TOPIC,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     PRODUCER_EPOCH_EXHAUSTED,
@@ -105,12 +121,16 @@ _NOT_ITS_END: Final = frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER
 
 @dataclass(eq=False)
 class Producers:
-    """Decisions about ids with a single producer."""
+    """Decisions about ids with a single producer.
+
+    ``coordinator_epoch`` is the one that this coordinator leads with, once it has loaded.
+    """
 
     ids: TransactionalIds
     producer_ids: ProducerIdBlocks
     transaction_max_timeout_ms: int
     is_two_phase_allowed: bool = False
+    coordinator_epoch: int = NO_COORDINATOR_EPOCH
 
     # --- epochs -----------------------------------------------------------------------------
 
@@ -122,7 +142,7 @@ class Producers:
 
         An open transaction is aborted first: the caller gets ``CONCURRENT_TRANSACTIONS`` and
         retries. A prepared one is kept, for a caller that says so. ``transactional_id`` must not be
-        ``None``: that needs no record.
+        ``None``: that needs no record. A version 1 client may come with the pair it was told.
         """
         transactional_id = request.transactional_id or ""
         metadata = self.ids.metadata(transactional_id)
@@ -134,6 +154,8 @@ class Producers:
         )
         if refusal is not None:
             return refused(request, *refusal)
+        is_owner = request.producer_id != NO_PRODUCER_ID
+        pair = (request.producer_id, request.producer_epoch) if is_owner else None
         if metadata is None:
             metadata = created(
                 transactional_id,
@@ -142,10 +164,9 @@ class Producers:
                 now_ms=now_ms,
             )
         elif metadata.state not in AT_REST and not _is_kept(metadata, request):
-            cause = EpochCause.PRODUCER
-            return self.ids.abort_ongoing(request, metadata, cause, now_ms, self.producer_ids)
-        elif not _is_last_epoch(metadata, request):
-            is_owner = request.producer_id != NO_PRODUCER_ID
+            cause, told = EpochCause.PRODUCER, pair if request.as_version_1 else None
+            return self.ids.abort_ongoing(request, metadata, cause, now_ms, self.producer_ids, told)
+        elif not _is_repeated(metadata, request):
             metadata = raised(
                 metadata,
                 spare_producer_id=self.producer_ids.spare(metadata),
@@ -159,6 +180,8 @@ class Producers:
             now_ms=now_ms,
             holder=request.holder,
         )
+        if request.as_version_1:
+            following = told_anew(following, pair)
         reply = InitProducerIdReply(
             producer_id=following.producer_id,
             producer_epoch=following.producer_epoch,
@@ -217,20 +240,14 @@ class Producers:
         """Enrol partitions in the transaction of the id's own producer or of one member.
 
         ``partition_counts`` has the number of partitions of each topic that exists. One bad
-        partition rejects them all. Partitions enrolled already need no record.
+        partition rejects them all. Partitions enrolled already need no record, unless the label
+        is new.
         """
         metadata = self.ids.metadata(request.transactional_id)
-        member = metadata.members.get(request.producer_id) if metadata is not None else None
         if metadata is None:
             return refused(request, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        # Before the producer id: the client may know a new one that is not applied yet.
-        refusal = self.ids.check_not_pending(request.transactional_id)
-        if refusal is None and member is not None:
-            refusal = _member_refusal(metadata, member, request)
-        elif refusal is None:
-            refusal = _producer_refusal(metadata, request)
-        if refusal is None and metadata.state is TransactionState.PREPARED:
-            refusal = holds_prepared(metadata.transactional_id)
+        member = metadata.members.get(request.producer_id)
+        refusal = self._enrolment_refusal(metadata, member, request)
         if refusal is not None:
             return refused(request, *refusal)
         bad, detail = bad_partition(request.partitions, partition_counts)
@@ -246,12 +263,70 @@ class Producers:
                 for tp in request.partitions
             )
         )
+        if request.label is not None:
+            reply = structs.replace(
+                reply,
+                producer_id=metadata.producer_id,
+                producer_epoch=metadata.producer_epoch,
+                aborts=0 if metadata.told is None else metadata.told.aborts,
+            )
         if wanted <= (metadata.partitions if member is None else member.partitions):
-            return Decision(reply=reply)
+            return self._heard(reply, metadata, request.label)
         if member is None:
-            return self.ids.move(reply, begun(metadata, wanted, now_ms))
+            heard = labelled(metadata, request.label)
+            return self.ids.move(reply, begun(heard, wanted, now_ms))
         enrolled = structs.replace(member, partitions=member.partitions | wanted)
         return self.ids.move_member(reply, metadata, enrolled, now_ms)
+
+    def _enrolment_refusal(
+        self,
+        metadata: TransactionMetadata,
+        member: RunMember | None,
+        request: AddPartitionsToTxnRequest,
+    ) -> Refusal | None:
+        # Before the producer id: the client may know a new one that is not applied yet.
+        refusal = self.ids.check_not_pending(request.transactional_id)
+        if refusal is None and request.label is not None:
+            refusal = check_told(metadata.told, request, request.label, self.coordinator_epoch)
+            if refusal is None and metadata.state in DECIDED:
+                refusal = BUSY
+        elif refusal is None and member is not None:
+            refusal = _member_refusal(metadata, member, request)
+        elif refusal is None:
+            refusal = _producer_refusal(metadata, request)
+        if refusal is None and metadata.state is TransactionState.PREPARED:
+            refusal = holds_prepared(metadata.transactional_id)
+        return refusal
+
+    def _heard(
+        self, reply: ReplyT, metadata: TransactionMetadata, label: ConnectionLabel | None
+    ) -> Decision[ReplyT]:
+        """The answer to a request that changes nothing, unless its label is new."""
+        heard = labelled(metadata, label)
+        return Decision(reply=reply) if heard is metadata else self.ids.move(reply, heard)
+
+    def verify(
+        self, request: VerifyTxnRequest, partitions: Sequence[TopicPartition]
+    ) -> VerifyTxnReply:
+        """Which of ``partitions`` a version 1 client has enrolled; see ``VerifyTxnReply``.
+
+        What is enrolled is in the log, so it may have its ticket.
+        """
+        metadata = self.ids.metadata(request.transactional_id)
+        if metadata is None:
+            return request.failed(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        refusal = check_pair(metadata.told, request)
+        if refusal is not None:
+            return request.failed(*refusal)
+        return VerifyTxnReply(
+            producer_id=metadata.producer_id,
+            producer_epoch=metadata.producer_epoch,
+            aborts=0 if metadata.told is None else metadata.told.aborts,
+            enrolments=tuple(
+                PartitionEnrolment(topic_partition=tp, error=_enrolment_error(metadata, tp))
+                for tp in partitions
+            ),
+        )
 
     # --- ends -------------------------------------------------------------------------------
 
@@ -264,13 +339,9 @@ class Producers:
         if metadata is None:
             return refused(request, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         caller = (request.producer_id, request.producer_epoch)
-        refusal = _mapping_refusal(metadata, caller)
-        refusal = refusal or self.ids.check_not_pending(request.transactional_id)
-        if refusal is not None:
-            return refused(request, *refusal)
-        age = end_age(metadata, producer_id=caller[0], producer_epoch=caller[1])
-        if age is None:
-            return refused(request, *outdated(metadata, *caller))
+        age = self._end_age(metadata, request)
+        if isinstance(age, tuple):
+            return refused(request, *age)
         steps: tuple[TransactionMetadata, ...] = ()
         if _is_token_alone(metadata, request, age):
             # A commit of only a token: the transaction begins and ends in one log batch.
@@ -278,7 +349,7 @@ class Producers:
             steps = (metadata,)
         verdict = end_verdict(metadata, committed=request.committed, age=age)
         if verdict is EndAction.ENDED:
-            return Decision(reply=_end_reply(metadata))
+            return self._heard(_end_reply(metadata), metadata, request.label)
         if verdict is not EndAction.PREPARE:
             is_taken_over = age is EndAge.RETRY and metadata.epoch_cause is not EpochCause.OWNER
             if is_taken_over and verdict in _NOT_ITS_END:
@@ -288,8 +359,9 @@ class Producers:
             refusal = check_version(request.transactional_id, request.token, metadata.commit_token)
             if refusal is not None:
                 return refused(request, *refusal)
+        heard = labelled(metadata, request.label)
         following = prepared(
-            metadata,
+            heard if request.committed else abort_noted(heard),
             committed=request.committed,
             now_ms=now_ms,
             spare_producer_id=self.producer_ids.spare(metadata),
@@ -298,6 +370,22 @@ class Producers:
         )
         return self.ids.move(_end_reply(following), *steps, following)
 
+    def _end_age(self, metadata: TransactionMetadata, request: EndTxnRequest) -> EndAge | Refusal:
+        """Which transaction an end is of, or why it is rejected."""
+        pending = self.ids.check_not_pending(request.transactional_id)
+        if request.label is not None:
+            refusal = pending or check_told(
+                metadata.told, request, request.label, self.coordinator_epoch
+            )
+            return refusal or told_end_age(metadata)
+        caller = (request.producer_id, request.producer_epoch)
+        refusal = _mapping_refusal(metadata, caller) or pending
+        if refusal is not None:
+            return refusal
+        age = end_age(metadata, producer_id=caller[0], producer_epoch=caller[1])
+        is_of_version_1 = metadata.told is not None
+        return outdated(metadata, *caller) if age is None or is_of_version_1 else age
+
 
 def _init_refusal(
     metadata: TransactionMetadata | None, request: InitProducerIdRequest
@@ -305,6 +393,8 @@ def _init_refusal(
     """Reject a caller that is neither new nor the current owner."""
     if metadata is None or request.producer_id == NO_PRODUCER_ID:
         return None
+    if request.as_version_1 or metadata.told is not None:
+        return check_recovery(metadata.told, request)
     if _is_coming(metadata, request.producer_id):
         return BUSY
     is_current_id = request.producer_id == metadata.producer_id
@@ -328,6 +418,14 @@ def _mapping_refusal(metadata: TransactionMetadata, caller: tuple[int, int]) -> 
         metadata, producer_id=caller[0], producer_epoch=caller[1]
     )
     return None if is_known else (ErrorCode.INVALID_PRODUCER_ID_MAPPING, "")
+
+
+def _is_repeated(metadata: TransactionMetadata, request: InitProducerIdRequest) -> bool:
+    """Whether the caller has missed the reply with the current epoch."""
+    if not request.as_version_1:
+        return _is_last_epoch(metadata, request)
+    pair = (request.producer_id, request.producer_epoch)
+    return metadata.told is not None and metadata.told.before == pair
 
 
 def _is_last_epoch(metadata: TransactionMetadata, request: InitProducerIdRequest) -> bool:
@@ -357,7 +455,8 @@ def _producer_refusal(
     refusal = _mapping_refusal(metadata, caller)
     if refusal is not None:
         return refusal
-    if caller != (metadata.producer_id, metadata.producer_epoch):
+    is_current = caller == (metadata.producer_id, metadata.producer_epoch)
+    if not is_current or metadata.told is not None:
         return outdated(metadata, *caller)
     if metadata.state in DECIDED:
         return BUSY
@@ -375,6 +474,16 @@ def _member_refusal(
     if is_enlisted and request.producer_epoch == member.producer_epoch:
         return None
     return ErrorCode.PRODUCER_FENCED, f"the member's run is over: {cause_text(metadata)}"
+
+
+def _enrolment_error(metadata: TransactionMetadata, tp: TopicPartition) -> ErrorCode:
+    """``NONE`` if the batches of a version 1 client in ``tp`` may have a ticket."""
+    if metadata.state is not TransactionState.ONGOING or tp not in metadata.partitions:
+        return ErrorCode.INVALID_TXN_STATE
+    is_chained = metadata.told is not None and metadata.told.producer_id == metadata.producer_id
+    # Its sequences do not go on under another producer id; those of positions need not.
+    is_possible = is_chained or tp.topic == CONSUMER_OFFSETS_TOPIC
+    return ErrorCode.NONE if is_possible else ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
 def _not_attempted(
@@ -399,6 +508,7 @@ def ahead_partitions(
     """The partitions that a commit enrols in the next transaction: all requested, or none."""
     wanted = request.next_partitions
     is_possible = request.committed and metadata.producer_epoch <= AHEAD_EPOCH_MAX
+    is_possible = is_possible and request.label is None
     if not is_possible or len(wanted) > AHEAD_PARTITIONS_MAX:
         return frozenset()
     bad, _ = bad_partition(wanted, partition_counts)
@@ -413,5 +523,6 @@ def _is_token_alone(metadata: TransactionMetadata, request: EndTxnRequest, age: 
 
 def _end_reply(metadata: TransactionMetadata) -> EndTxnReply:
     """The reply with the producer id and epoch to continue with."""
-    producer_id, producer_epoch = next_producer(metadata)
+    told = metadata.told
+    producer_id, producer_epoch = next_producer(metadata) if told is None else told.pair
     return EndTxnReply(producer_id=producer_id, producer_epoch=producer_epoch)

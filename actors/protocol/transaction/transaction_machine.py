@@ -8,6 +8,7 @@ COMPLETE follows when every marker is written (I-15).
 | who asks | part |
 |---|---|
 | a producer: init_producer_id, add_partitions, prepare_txn, end_txn | ``producers``, ``end`` |
+| one of version 1: the same, and verify_txn | ``told``, then as above |
 | producers that live: heartbeats | ``holders`` |
 | a distributed write: begin_run, enlist, leave_run, renew_run, end_txn | ``runs``, ``end`` |
 | an operator: describe, abort, end prepared, delete | ``Operations`` |
@@ -71,7 +72,7 @@ from oncelog.actors.protocol.transaction.transaction_state import (
     txn_markers,
 )
 from oncelog.storage.errors import ErrorCode
-from oncelog.storage.model import NO_TIMESTAMP
+from oncelog.storage.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_TIMESTAMP
 
 NOTHING_HELD: Final = HeldRecords()
 NO_TOPICS: Final[Mapping[str, int]] = MappingProxyType({})
@@ -279,6 +280,7 @@ def _passes(
 
 def _described(metadata: TransactionMetadata) -> TransactionDescription:
     """The id as a reply describes it."""
+    told = metadata.told
     return TransactionDescription(
         transactional_id=metadata.transactional_id,
         state=metadata.state.value,
@@ -291,6 +293,8 @@ def _described(metadata: TransactionMetadata) -> TransactionDescription:
         commit_token=metadata.commit_token,
         member_count=active_count(metadata.members),
         prepared=metadata.prepared_txn,
+        told_producer_id=NO_PRODUCER_ID if told is None else told.producer_id,
+        told_producer_epoch=NO_PRODUCER_EPOCH if told is None else told.producer_epoch,
         members=tuple(
             TransactionMemberDescription(
                 producer_id=member.producer_id,

@@ -27,6 +27,10 @@ Key: version int16 = 0, transactional id. Value, version 1 (flexible; big-endian
 | 10006 | driver of the run | machine compact string, process id int64, start in clock ticks int64 |
 | 10007 | what is prepared | its producer id int64, its epoch int16, since when in ms int64 |
 | 10008 | owner that sends heartbeats | its id compact string, its timeout in ms int32 |
+| 10009 | process of that owner | as the driver above |
+| 10010 | what a version 1 client knows | its producer id int64, its epoch int16; the same of the \
+pair before, or -1; label: coordinator epoch int32 (-1: none), incarnation, number, request int64; \
+aborts int64 |
 
 With tag 10007 the status Ongoing means Prepared: Kafka's reader sees an open transaction. The tag
 stays until the transaction is complete.
@@ -55,7 +59,11 @@ version int16 = 10000, transactional id, producer id of the member int64. Value,
 
 It is valid only while its id is Ongoing with that producer id and epoch; compaction may leave one
 of a run that is over. A null value is a tombstone; tombstones of members are written with COMPLETE.
-Unknown key and value versions and unknown tags are skipped. Source: KIP-98, "Transaction Log";
+Unknown key and value versions and unknown tags are skipped.
+
+One file: two kinds of records, each way.
+
+Source: KIP-98, "Transaction Log";
 TransactionLogValue of Kafka; KIP-890 for tags 0 to 2.
 """
 
@@ -69,12 +77,15 @@ from typing import Final
 import msgspec
 
 from oncelog.actors.protocol.messages.transaction import (
+    NO_COORDINATOR_EPOCH,
+    ConnectionLabel,
     DriverProcess,
     Holder,
     PreparedTxn,
     Run,
 )
 from oncelog.actors.protocol.transaction.members import Members, MemberStatus, RunMember
+from oncelog.actors.protocol.transaction.told import ToldPair
 from oncelog.actors.protocol.transaction.transaction_state import (
     EpochCause,
     TransactionMetadata,
@@ -105,6 +116,7 @@ TAG_DRIVER: Final = 10_006
 TAG_PREPARED: Final = 10_007
 TAG_HOLDER: Final = 10_008
 TAG_HOLDER_PROCESS: Final = 10_009
+TAG_TOLD: Final = 10_010
 
 _RUN_CURRENT: Final = 1
 _RUN_WAITING: Final = 2
@@ -126,6 +138,12 @@ _STATE_OF_STATUS: Final[dict[int, TransactionState]] = {
 _INT16 = struct.Struct(">h")
 _INT64 = struct.Struct(">q")
 _PREPARED = struct.Struct(">qhq")
+_TOLD = struct.Struct(">qhqhiqqqq")
+
+_NO_PAIR: Final = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+_NO_LABEL: Final = ConnectionLabel(
+    coordinator_epoch=NO_COORDINATOR_EPOCH, incarnation=-1, number=-1, request=-1
+)
 
 
 class _TransactionReader(WireReader):
@@ -315,6 +333,7 @@ def decode_value(transactional_id: str, value: bytes) -> TransactionMetadata | N
         epoch_cause=_decode_cause(tags.get(TAG_EPOCH_CAUSE)),
         prepared_txn=prepared_txn,
         holder=_decode_holder(tags.get(TAG_HOLDER), tags.get(TAG_HOLDER_PROCESS)),
+        told=_decode_told(tags.get(TAG_TOLD)),
     )
 
 
@@ -375,6 +394,8 @@ def _tagged(
         fields.append((TAG_HOLDER, bytes(writer.buffer)))
         if metadata.holder.process is not None:
             fields.append((TAG_HOLDER_PROCESS, _encode_process(metadata.holder.process)))
+    if metadata.told is not None:
+        fields.append((TAG_TOLD, _encode_told(metadata.told)))
     return fields
 
 
@@ -487,6 +508,41 @@ def _decode_holder(encoded: bytes | None, process: bytes | None) -> Holder | Non
     holder = Holder(id=reader.string(), timeout_ms=reader.int32(), process=_decode_process(process))
     reader.expect_end()
     return holder
+
+
+def _encode_told(told: ToldPair) -> bytes:
+    label = told.label or _NO_LABEL
+    return _TOLD.pack(
+        told.producer_id,
+        told.producer_epoch,
+        *(told.before or _NO_PAIR),
+        label.coordinator_epoch,
+        label.incarnation,
+        label.number,
+        label.request,
+        told.aborts,
+    )
+
+
+def _decode_told(encoded: bytes | None) -> ToldPair | None:
+    if encoded is None:
+        return None
+    if len(encoded) != _TOLD.size:
+        raise CorruptDataError(
+            f"tagged field {TAG_TOLD} has {len(encoded)} bytes, not {_TOLD.size}"
+        )
+    producer_id, producer_epoch, *found = _TOLD.unpack(encoded)
+    before = (found[0], found[1])
+    label = ConnectionLabel(
+        coordinator_epoch=found[2], incarnation=found[3], number=found[4], request=found[5]
+    )
+    return ToldPair(
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        before=None if before == _NO_PAIR else before,
+        label=None if label == _NO_LABEL else label,
+        aborts=found[6],
+    )
 
 
 def _number(tags: dict[int, bytes], tag: int, layout: struct.Struct, default: int) -> int:

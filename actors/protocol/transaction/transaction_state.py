@@ -11,6 +11,9 @@ abort. Such a transaction waits for that decision, whatever the time and whoever
 A successor gets an epoch of its own, while the records keep that of ``prepared_txn``.
 
 The functions here are pure: metadata in, metadata out. The caller logs the result.
+
+One file: the state of an id, and every transition of it.
+
 Source: KIP-98, "Transaction Coordinator"; KIP-360; KIP-890; KIP-939 for what is prepared.
 """
 
@@ -27,6 +30,7 @@ from msgspec import structs
 from oncelog.actors.protocol.messages.partition import TxnMarker
 from oncelog.actors.protocol.messages.transaction import (
     NO_RUN,
+    ConnectionLabel,
     DriverProcess,
     Holder,
     PreparedTxn,
@@ -40,6 +44,7 @@ from oncelog.actors.protocol.transaction.members import (
     released,
     with_outcomes,
 )
+from oncelog.actors.protocol.transaction.told import ToldPair
 from oncelog.storage.model import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -111,13 +116,20 @@ LEGAL_PREDECESSORS: Final[Mapping[TransactionState, frozenset[TransactionState]]
             TransactionState.PREPARED: OPEN,
             TransactionState.PREPARE_COMMIT: OPEN,
             TransactionState.PREPARE_ABORT: AT_REST | OPEN,
-            TransactionState.COMPLETE_COMMIT: frozenset({TransactionState.PREPARE_COMMIT}),
-            TransactionState.COMPLETE_ABORT: frozenset({TransactionState.PREPARE_ABORT}),
+            TransactionState.COMPLETE_COMMIT: frozenset(
+                {TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT}
+            ),
+            TransactionState.COMPLETE_ABORT: frozenset(
+                {TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT}
+            ),
             TransactionState.DEAD: AT_REST,
         }
     )
 )
-"""Each state → the states it may be entered from. Anything else is a bug (I-12)."""
+"""Each state → the states it may be entered from. Anything else is a bug (I-12).
+
+Complete goes to itself when a version 1 client repeats its end: only the label rises.
+"""
 
 
 class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +147,7 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     ``epoch_cause`` is why the producer with the previous epoch may not continue. ``prepared_txn``
     is set from ``PREPARED`` on until the transaction is complete. ``holder`` is the owner, if it
-    sends heartbeats.
+    sends heartbeats. ``told`` is what a version 1 client knows, while it owns the id.
     """
 
     transactional_id: str
@@ -159,6 +171,7 @@ class TransactionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     epoch_cause: EpochCause = EpochCause.OWNER
     prepared_txn: PreparedTxn | None = None
     holder: Holder | None = None
+    told: ToldPair | None = None
 
     @property
     def is_exhausted(self) -> bool:
@@ -192,11 +205,11 @@ def raised(
     last_producer_epoch: int,
     cause: EpochCause,
 ) -> TransactionMetadata:
-    """Raise the epoch outside the end of a transaction: fences the previous holder.
+    """Raise the epoch outside the end of a transaction: fences the previous holder, for good.
 
     ``spare_producer_id`` is used when the epochs of the current one are exhausted, else ignored.
     """
-    metadata = structs.replace(metadata, epoch_cause=cause)
+    metadata = structs.replace(metadata, epoch_cause=cause, told=None)
     if metadata.is_exhausted:
         return structs.replace(
             metadata,
@@ -364,6 +377,8 @@ def prepared(
         members=with_outcomes(metadata.members, winners),
         ahead_partitions=ahead_partitions,
         epoch_cause=cause,
+        # A version 1 client would not notice that another has ended its transaction.
+        told=metadata.told if cause is EpochCause.OWNER else None,
     )
 
 
@@ -421,6 +436,32 @@ def next_producer(metadata: TransactionMetadata) -> tuple[int, int]:
     if metadata.producer_epoch == PRODUCER_EPOCH_MAX:
         return metadata.next_producer_id, 0
     return metadata.producer_id, metadata.producer_epoch
+
+
+def told_anew(metadata: TransactionMetadata, before: tuple[int, int] | None) -> TransactionMetadata:
+    """Tell a version 1 client the next transaction's producer id and epoch; see ``ToldPair``."""
+    producer_id, producer_epoch = next_producer(metadata)
+    told = ToldPair(producer_id=producer_id, producer_epoch=producer_epoch, before=before)
+    return structs.replace(metadata, told=told)
+
+
+def labelled(metadata: TransactionMetadata, label: ConnectionLabel | None) -> TransactionMetadata:
+    """Note a request of the version 1 client, which ``check_told`` has accepted.
+
+    The same object if there is nothing new.
+    """
+    told = metadata.told
+    if label is None or told is None or told.label == label:
+        return metadata
+    return structs.replace(metadata, told=structs.replace(told, label=label, before=None))
+
+
+def abort_noted(metadata: TransactionMetadata) -> TransactionMetadata:
+    """Count an abort by the version 1 client of an id, if it has one; see ``ToldPair``."""
+    told = metadata.told
+    if told is None:
+        return metadata
+    return structs.replace(metadata, told=structs.replace(told, aborts=told.aborts + 1))
 
 
 def is_run_open(metadata: TransactionMetadata, run: Run) -> bool:

@@ -27,7 +27,8 @@ from virtual_time import give_turns, run_virtually
 from oncelog.actors.gateway import listener as module
 from oncelog.actors.gateway import sizes
 from oncelog.actors.gateway.calls import Call
-from oncelog.actors.gateway.errors import UnansweredError
+from oncelog.actors.gateway.connection_order import ConnectionPlace
+from oncelog.actors.gateway.errors import ReconnectError, UnansweredError
 from oncelog.actors.gateway.listener import KafkaListener
 from oncelog.actors.gateway.messages import fetch, find_coordinator, metadata, produce
 from oncelog.actors.gateway.messages.apis import ApiKey
@@ -46,6 +47,7 @@ class Handlers:
         self.begun: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.batches: list[memoryview] = []
+        self.places: list[ConnectionPlace | None] = []
         self.fetched_bytes = 10
 
     def by_key(self) -> dict[ApiKey, Any]:
@@ -92,6 +94,9 @@ class Handlers:
     async def find(self, call: Call, request: Any) -> Any:
         if request.key == "unanswered":
             raise UnansweredError("the controller does not answer")
+        if request.key == "too old":
+            raise ReconnectError("the coordinator has moved")
+        self.places.append(call.client.place)
         await self.passes(request.key)
         return find_coordinator.FindCoordinatorResponse(node_id=-1, host=request.key)
 
@@ -296,7 +301,12 @@ def test_a_produce_that_wants_no_answer_gets_none():
 
 
 def check_closed(
-    caplog: pytest.LogCaptureFixture, told: str, begin: Callable[[Wire], object], **options: Any
+    caplog: pytest.LogCaptureFixture,
+    told: str,
+    begin: Callable[[Wire], object],
+    *,
+    level: int = logging.WARNING,
+    **options: Any,
 ) -> None:
     """Whether what ``begin`` sends closes its connection, and no other, and the log says why."""
 
@@ -308,7 +318,7 @@ def check_closed(
         assert gateway.listener.progress.count == 0
         assert gateway.listener.room.used_bytes == 0
 
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(level):
         play(story, **options)
     assert told in caplog.text
 
@@ -371,6 +381,33 @@ def test_a_request_without_an_answer_closes_the_connection_so_that_it_is_made_ag
         "has no answer: the controller does not answer — see `oncelog status`",
         lambda wire: wire.send(find("unanswered"), FindCoordinatorResponse),
     )
+
+
+def test_a_request_that_is_to_come_on_a_new_connection_closes_the_old_one(caplog):
+    def send(wire: Wire) -> None:
+        wire.send(find("too old"), FindCoordinatorResponse)
+
+    told = "comes again on another: the coordinator has moved"
+    check_closed(caplog, told, send, level=logging.INFO)
+    # It is no problem of the cluster.
+    assert not [one for one in caplog.records if one.levelno > logging.INFO]
+
+
+def test_a_place_among_connections_is_taken_when_versions_are_asked_for():
+    async def story(gateway: Served, handlers: Handlers) -> None:
+        first, second, third = [await gateway.connect() for _ in range(3)]
+        # It is a place before this answer and not at accept; a second question takes no other.
+        for wire in (second, first, second):
+            await wire.versions()
+        # The last one may have sent its request before its versions were told.
+        await third.ask(find("third"), FindCoordinatorResponse)
+        await third.versions()
+        for wire in (first, second, third):
+            await wire.ask(find("k"), FindCoordinatorResponse)
+        places = [None if place is None else place.number for place in handlers.places]
+        assert places == [None, 2, 1, None]
+
+    play(story)
 
 
 def test_requests_that_wait_for_their_turn_are_dropped_with_their_connection():

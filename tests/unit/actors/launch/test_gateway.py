@@ -225,6 +225,31 @@ def test_a_later_life_has_the_port_of_the_one_before():
     play(story, port=port)
 
 
+def test_it_comes_after_each_that_has_started_and_opens_once_it_knows_its_number():
+    def incarnation(gateway: Gateway) -> int:
+        return gateway.listener.door.cluster.order.incarnation
+
+    async def story(gateway: Gateway, actors: Actors) -> None:
+        await asyncio.sleep(0.05)
+        actors.has_producer_ids = False
+        cluster = ClusterConfig(kafka_port=free_port())
+        later = Gateway(
+            dataclasses.replace(gateway.config, cluster=cluster), gateway.environment, host=HERE
+        )
+        later.begin()
+        try:
+            await asyncio.sleep(1)
+            assert not await is_open(later)
+            actors.has_producer_ids = True
+            await asyncio.sleep(1)
+            assert await is_open(later)
+        finally:
+            await later.close()
+        assert incarnation(later) > incarnation(gateway) > 0
+
+    play(story)
+
+
 # --- who starts it ----------------------------------------------------------------------------
 
 LABEL = Pin(BY_LABEL, "2")

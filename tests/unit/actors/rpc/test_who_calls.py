@@ -54,6 +54,7 @@ FOR_SERVERS = {
     "register_broker",
     "replicate",
     "shutdown",
+    "verify_txn",
     "vote",
     "write_txn_markers",
 }

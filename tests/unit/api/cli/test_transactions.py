@@ -98,6 +98,16 @@ def test_an_id_is_described_for_people_and_programs(cluster, capsys):
     assert (shown["commit_token"], shown["transaction_start_ms"]) == ("batch-41", 1_000)
 
 
+def test_what_a_client_of_version_1_knows_is_shown(cluster, capsys):
+    told = structs.replace(LOADER, told_producer_id=1_000, told_producer_epoch=2)
+    cluster.answers["describe_transaction"] = told
+    assert run("describe", "loader") == 0
+    assert "client knows  producer 1000, epoch 2" in capsys.readouterr().out
+    assert run("describe", "loader", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["told"] == {"producer_id": 1_000, "producer_epoch": 2}
+
+
 def test_members_of_a_distributed_write_are_shown(cluster, capsys):
     member = TransactionMemberDescription(
         producer_id=1_001, producer_epoch=2, status="ENLISTED", partitions=(FLIGHTS,)

@@ -24,10 +24,30 @@ def test_only_the_newest_five_batches_are_remembered(header_of: HeaderOf) -> Non
     assert sequences(entry_with(header_of, *range(8))) == [3, 4, 5, 6, 7]
 
 
-def test_another_epoch_clears_the_remembered_batches(header_of: HeaderOf) -> None:
+def test_data_of_another_epoch_clears_the_remembered_batches(header_of: HeaderOf) -> None:
     entry = entry_with(header_of, 0, 1)
-    entry.take_epoch(1)
-    assert (entry.producer_epoch, sequences(entry), entry.last_sequence) == (1, [], -1)
+    entry.add_batch(header_of(base_offset=102, base_sequence=4, producer_epoch=1))
+    assert (entry.producer_epoch, entry.batches_epoch, sequences(entry)) == (1, 1, [4])
+
+
+def test_batches_of_an_older_epoch_are_no_sequences_of_this_one(header_of: HeaderOf) -> None:
+    entry = entry_with(header_of, 0, 1)
+    entry.producer_epoch = 1
+    assert (entry.batches_epoch, sequences(entry), entry.last_sequence) == (0, [0, 1], -1)
+    for epoch in (0, 1):
+        assert entry.duplicate_of(header_of(base_sequence=1, producer_epoch=epoch)) is None
+    assert [entry.first_sequence(chain_epoch) for chain_epoch in (-1, 0, 1)] == [0, 2, 0]
+
+
+def test_snapshot_of_an_entry_keeps_the_epoch_of_its_batch(header_of: HeaderOf) -> None:
+    entry = entry_with(header_of, 0, 1)
+    entry.producer_epoch = 4
+    stored = entry.to_snapshot()
+    assert (stored.producer_epoch, stored.batch_epoch, stored.last_sequence) == (4, 0, 1)
+    restored = ProducerEntry.from_snapshot(stored)
+    for sequence in range(2):
+        restored.add_older_batch(header_of(base_offset=100 + sequence, base_sequence=sequence))
+    assert restored == entry
 
 
 def test_batch_across_the_wrap_knows_its_first_sequence() -> None:

@@ -19,6 +19,7 @@ from oncelog.actors.protocol.tickets import ClusterKeys
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import SEQUENCE_MAX, AppendOrigin
 from oncelog.storage.records.batch import BatchHeader
+from oncelog.storage.records.control import ControlRecord
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 STALE_EPOCH = ErrorCode.INVALID_PRODUCER_EPOCH
@@ -286,13 +287,21 @@ def test_batch_that_takes_the_short_way_is_one_that_the_table_accepts(
 ) -> None:
     """Whatever is remembered, whatever comes: no duplicate, no gap, no ticket needed."""
     taken = 0
-    for last, has_open, epoch, first, is_transactional in itertools.product(
-        (None, 0, 4, SEQUENCE_MAX), (False, True), (0, 1, 2), (0, 1, 4, 5, 6), (False, True)
+    for last, has_open, verdict, epoch, first, is_transactional in itertools.product(
+        (None, 0, 4, SEQUENCE_MAX),
+        (False, True),
+        (None, ControlRecord(True, 0), ControlRecord(True, -1)),
+        (0, 1, 2),
+        (0, 1, 4, 5, 6),
+        (False, True),
     ):
         producers = ProducerStates()
         if last is not None:
             stored = header_of(base_sequence=last, producer_epoch=1, is_transactional=has_open)
             producers.apply_data(stored)
+        if verdict is not None:
+            marker = header_of(base_offset=1, producer_epoch=2, is_control=True)
+            producers.apply_marker(marker, verdict)
         header = header_of(
             base_sequence=first, producer_epoch=epoch, is_transactional=is_transactional
         )

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from oncelog.actors.protocol.messages.transaction import (
+    ConnectionLabel,
     DriverProcess,
     Holder,
     PreparedTxn,
     Run,
 )
 from oncelog.actors.protocol.transaction.members import MemberStatus, RunMember
+from oncelog.actors.protocol.transaction.told import ToldPair
 from oncelog.actors.protocol.transaction.transaction_records import (
     RunMemberKey,
     RunMemberValue,
@@ -58,6 +60,22 @@ holders = st.none() | st.builds(
     timeout_ms=st.integers(0, 2**31 - 1),
     process=st.none() | st.builds(DriverProcess, **DRIVER_FIELDS),
 )
+numbers = st.integers(0, 2**63 - 1)
+told_pairs = st.none() | st.builds(
+    ToldPair,
+    producer_id=numbers,
+    producer_epoch=st.integers(0, 32_766),
+    before=st.none() | st.tuples(numbers, st.integers(0, 32_766)),
+    aborts=numbers,
+    label=st.none()
+    | st.builds(
+        ConnectionLabel,
+        coordinator_epoch=st.integers(0, 2**31 - 1),
+        incarnation=numbers,
+        number=numbers,
+        request=numbers,
+    ),
+)
 
 
 @st.composite
@@ -92,6 +110,7 @@ def metadatas(draw: st.DrawFn) -> TransactionMetadata:
         state=state,
         prepared_txn=draw(prepared_txns),
         holder=draw(holders),
+        told=draw(told_pairs),
         last_update_ms=draw(st.integers(-1, 2**62)),
         start_ms=draw(st.integers(-1, 2**62)),
         partitions=frozenset() if is_run_current or is_empty else draw(partitions),
@@ -292,6 +311,44 @@ def test_cut_or_changed_bytes_raise_nothing_but_corrupt_data(
     with contextlib.suppress(CorruptDataError):
         found = decode_value("loader", bytes(value))
     assert found is None or found.transactional_id == "loader"
+
+
+def told_metadata(told: ToldPair | None) -> TransactionMetadata:
+    return TransactionMetadata(
+        transactional_id="loader",
+        producer_id=7,
+        producer_epoch=5,
+        transaction_timeout_ms=1,
+        state=TransactionState.EMPTY,
+        last_update_ms=0,
+        told=told,
+    )
+
+
+def test_what_a_version_1_client_knows_is_one_more_tag() -> None:
+    label = ConnectionLabel(coordinator_epoch=3, incarnation=1_000, number=9, request=4)
+    told = ToldPair(producer_id=7, producer_epoch=2, before=(6, 1), label=label, aborts=258)
+    plain = encode_value(told_metadata(None))
+    value = encode_value(told_metadata(told))
+    assert plain[-5:] == b"\x01\x02\x02\x00\x02"
+    assert value[:-5] == plain[:-5] + value[len(plain) - 5 : -5]
+    assert value[len(plain) - 5 :].hex() == (
+        "02" "02020002" "9a4e38"
+        "0000000000000007" "0002" "0000000000000006" "0001"
+        "00000003" "00000000000003e8" "0000000000000009" "0000000000000004"
+        "0000000000000102"
+    )  # fmt: skip
+    bare = ToldPair(producer_id=7, producer_epoch=2)
+    assert encode_value(told_metadata(bare))[len(plain) + 3 :].hex() == (
+        "0000000000000007" "0002" + "f" * 20 + "f" * 56 + "0" * 16
+    )  # fmt: skip
+
+
+def test_another_size_of_what_a_version_1_client_knows_is_refused() -> None:
+    value = encode_value(told_metadata(ToldPair(producer_id=7, producer_epoch=2)))
+    cut = value[:-57] + b"\x37" + value[-56:-1]
+    with pytest.raises(CorruptDataError, match="10010 has 55 bytes"):
+        decode_value("loader", cut)
 
 
 def test_cut_bytes_are_refused() -> None:

@@ -13,6 +13,7 @@ from oncelog.actors.protocol.effects import Decision, LogRecord
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnRequest,
     BeginRunRequest,
+    ConnectionLabel,
     DriverProcess,
     EndPreparedTxnRequest,
     EndTxnRequest,
@@ -25,6 +26,7 @@ from oncelog.actors.protocol.messages.transaction import (
 from oncelog.actors.protocol.transaction.commit_versions import version_in, version_token
 from oncelog.actors.protocol.transaction.members import HeldRecords, RunMember
 from oncelog.actors.protocol.transaction.producer_ids import ProducerIdBlocks
+from oncelog.actors.protocol.transaction.told import ToldPair
 from oncelog.actors.protocol.transaction.transaction_machine import TransactionMachine
 from oncelog.actors.protocol.transaction.transaction_records import (
     decode_member_key,
@@ -66,6 +68,9 @@ class CoordinatorRules(RuleBasedStateMachine):
         self.given: list[tuple[int, int]] = [(7, 0), (100, 0)]
         self.given_to_members: set[tuple[int, int]] = set()
         self.runs = [Run(number=1, id="a stranger")]
+        self.told = {(name, -1 - age): (7, 0) for name in IDS for age in range(3)}
+        """The last pairs that clients of version 1 were told."""
+        self.labels = 0
         self.is_ended = False
         """Whether the command under way is an end, by an owner or an operator."""
 
@@ -247,6 +252,73 @@ class CoordinatorRules(RuleBasedStateMachine):
             ),
         )
 
+    @rule(
+        name=st.sampled_from(IDS),
+        owner=st.none() | st.integers(0, 2),
+        fate=st.sampled_from(FATES),
+    )
+    def init_as_version_1(self, name: str, owner: int | None, fate: str) -> None:
+        pair = (-1, -1) if owner is None else self.told[name, -1 - owner]
+        request = InitProducerIdRequest(
+            transactional_id=name,
+            producer_id=pair[0],
+            producer_epoch=pair[1],
+            as_version_1=True,
+        )
+        reply = self.decide(
+            fate, lambda: self.machine.producers.decide_init_producer_id(request, self.now_ms)
+        )
+        if reply is not None and reply.error is ErrorCode.NONE:
+            given = (reply.producer_id, reply.producer_epoch)
+            self.given.append(given)
+            self.told[name, -3], self.told[name, -2] = self.told[name, -2], self.told[name, -1]
+            self.told[name, -1] = given
+
+    @rule(
+        name=st.sampled_from(IDS),
+        owner=st.sampled_from([0, 0, 0, 1]),
+        behind=st.sampled_from([0, 0, 0, 1]),
+        committed=st.none() | st.booleans(),
+        partitions=PARTITIONS,
+        fate=st.sampled_from(FATES),
+    )
+    def ask_as_version_1(
+        self,
+        name: str,
+        owner: int,
+        behind: int,
+        committed: bool | None,
+        partitions: tuple[TopicPartition, ...],
+        fate: str,
+    ) -> None:
+        """Enrol partitions or end; what is ``behind`` has a label that was used before."""
+        self.labels += not behind
+        pair = self.told[name, -1 - owner]
+        label = ConnectionLabel(
+            coordinator_epoch=-1, incarnation=0, number=max(self.labels - behind, 0)
+        )
+        fields = {"transactional_id": name, "producer_id": pair[0], "producer_epoch": pair[1]}
+        before = self.machine.ids.metadata(name)
+        if committed is None:
+            add = AddPartitionsToTxnRequest(**fields, partitions=partitions, label=label)
+            reply = self.decide(
+                fate,
+                lambda: self.machine.producers.decide_add_partitions(
+                    add, self.now_ms, {"flights": 4}
+                ),
+            )
+        else:
+            end = EndTxnRequest(**fields, committed=committed, label=label)
+            reply = self.decide(fate, lambda: self.machine.decide_end_txn(end, self.now_ms))
+        if reply is not None and reply.error is ErrorCode.NONE:
+            after = self.machine.ids.metadata(name)
+            assert before is not None
+            assert after is not None
+            assert after.told is not None
+            assert before.told is not None
+            assert (after.told.pair, before.told.pair) == (pair, pair)
+            assert after.told.label == label
+
     @rule(name=st.sampled_from(IDS), owner=st.integers(0, 3), fate=st.sampled_from(FATES))
     def prepare(self, name: str, owner: int, fate: str) -> None:
         producer_id, epoch = self.given[-1 - owner % len(self.given)]
@@ -381,6 +453,15 @@ class CoordinatorRules(RuleBasedStateMachine):
                 assert not metadata.partitions
 
     @invariant()
+    def whoever_prepares_or_runs_is_not_of_version_1(self) -> None:
+        for metadata in self.states(self.machine).values():
+            if metadata is not None and metadata.told is not None:
+                assert metadata.prepared_txn is None
+                assert not metadata.is_run_current
+                assert not metadata.is_run_waiting
+                assert metadata.told.producer_epoch < 32_767
+
+    @invariant()
     def a_client_never_holds_the_fencing_epoch(self) -> None:
         assert all(epoch < 32_767 for _, epoch in self.given)
 
@@ -409,6 +490,7 @@ def test_reload_loses_no_field_of_the_metadata() -> None:
         run=Run(number=9, id="r"),
         is_run_current=True,
         driver=DRIVER,
+        told=ToldPair(producer_id=10, producer_epoch=11, aborts=12),
     )
     machine = TransactionMachine(
         producer_ids=ProducerIdBlocks(),

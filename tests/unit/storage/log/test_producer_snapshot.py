@@ -20,6 +20,17 @@ ENTRY = ProducerSnapshotEntry(
     current_txn_first_offset=7,
 )
 OTHER = ProducerSnapshotEntry(producer_id=7)
+ENDED = ProducerSnapshotEntry(
+    producer_id=4243,
+    producer_epoch=4,
+    last_sequence=11,
+    last_offset=8,
+    offset_delta=1,
+    timestamp_ms=1_700_000_000_006,
+    coordinator_epoch=5,
+    batch_epoch=1,
+)
+"""A marker has raised its epoch above that of its newest batch."""
 
 
 def test_layout_is_kafkas():
@@ -33,6 +44,21 @@ def test_layout_is_kafkas():
 def test_entries_come_back():
     assert decode_snapshot(encode_snapshot([ENTRY, OTHER])) == [ENTRY, OTHER]
     assert decode_snapshot(encode_snapshot([])) == []
+
+
+def test_a_batch_of_an_older_epoch_has_an_entry_of_its_own_before_the_producers():
+    """A reader that keeps the last entry of a producer sees one without a batch."""
+    body = bytes.fromhex(
+        "00000002"
+        "0000000000001093 0001 0000000b 0000000000000008 00000001"
+        "0000018bcfe56806 00000005 ffffffffffffffff"
+        "0000000000001093 0004 ffffffff ffffffffffffffff 00000000"
+        "0000018bcfe56806 00000005 ffffffffffffffff"
+    )
+    assert encode_snapshot([ENDED]) == struct.pack(">hI", 1, crc32c(body)) + body
+    both = [OTHER, ENDED, ENTRY]
+    assert decode_snapshot(encode_snapshot(both)) == both
+    assert decode_snapshot(encode_snapshot([ENDED.without_batch()])) == [ENDED.without_batch()]
 
 
 def test_every_cut_and_every_damaged_byte_is_noticed():

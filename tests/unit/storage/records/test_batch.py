@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,11 @@ from oncelog.storage.records.batch import (
     patch,
     seal,
     stamp_log_append_time,
+    stamp_producer,
 )
 from oncelog.storage.records.client_batch import check_client_batch
 from oncelog.storage.records.compression import Codec
-from oncelog.storage.records.layout import HEADER_BYTES
+from oncelog.storage.records.layout import CRC_AT, HEADER_BYTES, PRODUCER_AT
 
 RECORDS = bytes.fromhex("0e00000001027800" + "0e00000201027800")
 """Two records without keys."""
@@ -150,6 +152,41 @@ def test_append_time_replaces_the_time_of_all_records() -> None:
     assert (header.base_timestamp_ms, header.max_timestamp_ms) == (1000, 7777)
     assert header.is_transactional
     assert crc_matches(batch, header)
+
+
+STAMPED_BYTES = (8, 4_095 - 8, 4_096 - 8, 4_097 - 8, 12_288, 70_001, 1_048_576, 5_000_003)
+"""Sizes of records on both sides of where the zeros behind the producer are taken as a shift."""
+
+
+@pytest.mark.parametrize("size_bytes", STAMPED_BYTES)
+def test_a_stamped_producer_leaves_a_batch_as_if_it_had_been_made_so(size_bytes: int) -> None:
+    records = random.Random(size_bytes).randbytes(size_bytes)
+    batch = make_batch(records)
+    for producer_id, producer_epoch in ((2**62 + 7, 32_766), (0, 0), (-1, -1), (42, 3)):
+        stamp_producer(batch, producer_id, producer_epoch)
+        made = make_batch(records, producer_id=producer_id, producer_epoch=producer_epoch)
+        assert batch == made
+
+
+@pytest.mark.parametrize("size_bytes", [8, 5_000])
+def test_a_damaged_batch_is_still_damaged_once_its_producer_is_stamped(size_bytes: int) -> None:
+    records = random.Random(size_bytes).randbytes(size_bytes)
+    sound = make_batch(records)
+    places = random.Random(1).sample(range(8 * CRC_AT, 8 * len(sound)), 300)
+    # Bits of what is written over as well: what their client sent is not known.
+    places += range(8 * PRODUCER_AT, 8 * (PRODUCER_AT + 10))
+    for place in places:
+        batch = bytearray(sound)
+        batch[place // 8] ^= 1 << place % 8
+        stamp_producer(batch, 42, 4)
+        assert not crc_matches(batch, parse_header(batch)), place
+
+
+def test_a_producer_is_stamped_in_the_buffer_in_which_the_batch_came() -> None:
+    batch = make_batch()
+    frame = bytearray(b"head" + batch + b"tail")
+    stamp_producer(memoryview(frame)[4:-4], 42, 4)
+    assert frame == b"head" + make_batch(producer_epoch=4) + b"tail"
 
 
 def test_batches_are_iterated_with_their_positions() -> None:

@@ -251,6 +251,10 @@ def test_each_id_is_described_by_its_own_coordinator(play: Play) -> None:
             ("delays", [0]),
             ("flights", [1, 2]),
         ]
+        # A client of version 1 has a pair of its own.
+        has(world, 0, transaction(IDS[0], told_producer_id=7, told_producer_epoch=1))
+        (told,) = (await described(world, IDS[0])).values()
+        assert (told.producer_id, told.producer_epoch) == (7, 1)
 
     play(story)
 

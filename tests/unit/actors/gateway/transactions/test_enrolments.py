@@ -13,7 +13,7 @@ from virtual_time import ManualClock, give_turns, run_virtually
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.gateway.calls import Call, Client, Cluster
 from oncelog.actors.gateway.transactions import enrolments as module
-from oncelog.actors.gateway.transactions.enrolments import Enrolments, refusal_text
+from oncelog.actors.gateway.transactions.enrolments import Enrolment, Enrolments, refusal_text
 from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.access import Access, Acl, Operation, Resource, Rules
@@ -24,8 +24,9 @@ from oncelog.actors.protocol.messages.cluster import (
 )
 from oncelog.actors.protocol.messages.transaction import (
     AddPartitionsToTxnReply,
-    AddPartitionsToTxnRequest,
     PartitionEnrolment,
+    VerifyTxnReply,
+    VerifyTxnRequest,
 )
 from oncelog.actors.rpc.door import Door
 from oncelog.storage.errors import ErrorCode
@@ -41,7 +42,7 @@ class Coordinator:
     """Gives every partition a ticket of its own with each call, unless a test says otherwise."""
 
     def __init__(self) -> None:
-        self.asked: list[AddPartitionsToTxnRequest] = []
+        self.asked: list[Any] = []
         self.actors: list[str] = []
         self.leader = 1
         self.refusals: list[ErrorCode] = []
@@ -50,6 +51,8 @@ class Coordinator:
         self.gate = asyncio.Event()
         self.gate.set()
         self.bug: Exception | None = None
+        self.verified = VerifyTxnReply()
+        """The answer about clients of version 1."""
 
     async def call(self, actor: str, request: Any, *, timeout_ms: int) -> Any:
         if actor == CONTROLLER_ACTOR:
@@ -61,6 +64,8 @@ class Coordinator:
             raise self.bug
         if self.refusals:
             return request.failed(self.refusals.pop(0))
+        if isinstance(request, VerifyTxnRequest):
+            return self.verified
         bad = {tp: self.bad[tp] for tp in request.partitions if tp in self.bad}
         number = len(self.asked)
         return AddPartitionsToTxnReply(
@@ -120,7 +125,7 @@ class Gateway:
         return self.enrolments.find(name, PID, epoch, tp)
 
     @property
-    def asked(self) -> list[AddPartitionsToTxnRequest]:
+    def asked(self) -> list[Any]:
         return self.coordinator.asked
 
 
@@ -435,3 +440,61 @@ def test_a_refusals_text_names_the_id_and_what_to_do() -> None:
     assert "'loader'" in refusal_text(ErrorCode.TRANSACTION_ABORTABLE, "loader")
     assert "abort it" in refusal_text(ErrorCode.TRANSACTION_ABORTABLE, "loader")
     assert "'loader'" in refusal_text(ErrorCode.INVALID_TXN_STATE, "loader")
+
+
+# --- version 1 --------------------------------------------------------------------------------
+
+
+def verified(epoch: int, *tps: TopicPartition) -> VerifyTxnReply:
+    """What a coordinator says of a transaction of which these are part."""
+    return VerifyTxnReply(
+        producer_id=PID,
+        producer_epoch=epoch,
+        enrolments=tuple(
+            PartitionEnrolment(
+                topic_partition=tp, error=ErrorCode.NONE, ticket=f"{tp} {epoch}".encode()
+            )
+            for tp in tps
+        ),
+    )
+
+
+def told(gateway: Gateway, tp: TopicPartition = FLIGHTS, epoch: int = 0) -> Awaitable[Enrolment]:
+    return gateway.enrolments.told(gateway.call(), "loader", PID, epoch, tp)
+
+
+def test_what_a_client_of_version_1_has_enrolled_is_asked_for_once_for_all() -> None:
+    async def scenario(gateway: Gateway) -> None:
+        gateway.coordinator.verified = verified(7, FLIGHTS, DELAYS)
+        answers = await asyncio.gather(*(told(gateway, tp) for tp in (FLIGHTS, DELAYS, FLIGHTS)))
+        assert answers == [
+            Enrolment(ErrorCode.NONE, f"{tp} 7".encode(), PID, 7)
+            for tp in (FLIGHTS, DELAYS, FLIGHTS)
+        ]
+        assert await told(gateway) == answers[0]
+        (asked,) = gateway.asked
+        assert isinstance(asked, VerifyTxnRequest)
+        assert asked.partitions == (FLIGHTS, DELAYS)
+        # Whoever enrols by a batch is told nothing of it, and the other way round.
+        assert gateway.find() is None
+        await gateway.ticket(epoch=9)
+        gateway.coordinator.verified = verified(9)
+        assert (await told(gateway, epoch=9)).error is ErrorCode.NOT_ENOUGH_REPLICAS
+
+    run(scenario)
+
+
+def test_a_late_answer_about_an_older_transaction_of_version_1_is_not_kept() -> None:
+    async def scenario(gateway: Gateway) -> None:
+        for epoch in (5, 7, 6):
+            gateway.enrolments.keep_told("loader", PID, 0, verified(epoch, FLIGHTS))
+        assert await told(gateway) == Enrolment(ErrorCode.NONE, b"flights-0 7", PID, 7)
+        # Nor is what is kept forgotten for a refusal of an older one.
+        gateway.enrolments.forget_told("loader", Enrolment(ErrorCode.NONE, b"", PID, 6))
+        assert (await told(gateway)).producer_epoch == 7
+        assert not gateway.asked
+        gateway.enrolments.forget_told("loader", Enrolment(ErrorCode.NONE, b"", PID, 7))
+        gateway.coordinator.verified = verified(8, FLIGHTS)
+        assert (await told(gateway)).producer_epoch == 8
+
+    run(scenario)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator_world import CoordinatorWorld
+from kafka_transactions import (
+    DELAYS,
+    FLIGHTS,
+    GROUP,
+    JAVA,
+    NAME,
+    TIMEOUT_MS,
+    Gateway,
+    Kafka,
+    Play,
+)
 from virtual_time import give_turns
 
-from oncelog.actors.coordination.cluster_view import ClusterView
-from oncelog.actors.gateway.calls import Call, Client, Cluster
+from oncelog.actors.gateway.calls import Call, Client
 from oncelog.actors.gateway.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from oncelog.actors.gateway.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -35,21 +42,16 @@ from oncelog.actors.gateway.messages.txn_offset_commit import (
     TxnOffsetCommitRequestTopic,
 )
 from oncelog.actors.gateway.records.handlers import RecordHandlers
-from oncelog.actors.gateway.transactions.enrolments import TOO_OLD, Enrolments
 from oncelog.actors.gateway.transactions.requests import (
     SEQUENCE_WITHIN_MS,
-    Transactions,
     is_of_version_2,
     next_sequence,
 )
-from oncelog.actors.groups.group_coordinator import GroupCoordinator, group_settings
-from oncelog.actors.interfaces import CONTROLLER_ACTOR
+from oncelog.actors.groups.group_coordinator import GroupCoordinator
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.access import Access, Acl, Operation, Resource, Rules
-from oncelog.actors.protocol.messages.group import OffsetFetchRequest
 from oncelog.actors.protocol.messages.partition import (
     DescribeProducersReply,
-    FetchRequest,
     ProducerDescription,
     ProduceRequest,
 )
@@ -59,146 +61,14 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import (
     CONSUMER_OFFSETS_TOPIC,
     SEQUENCE_MAX,
-    IsolationLevel,
     TopicPartition,
 )
 from oncelog.storage.records.codec import encode_records
 
-FLIGHTS = TopicPartition("flights", 0)
-DELAYS = TopicPartition("delays", 0)
-GROUP = "billing"
-NAME = "loader"
-TIMEOUT_MS = 60_000
-JAVA = "apache-kafka-java 4.4.0"
 UNSUPPORTED_VERSION = 35
 FENCED = int(ErrorCode.PRODUCER_FENCED)
 ABORTABLE = int(ErrorCode.TRANSACTION_ABORTABLE)
 NOT_ALLOWED = int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-
-
-class Gateway:
-    """One gateway, with nothing in memory that another has."""
-
-    def __init__(self, world: CoordinatorWorld, door: Door) -> None:
-        self.enrolments = Enrolments()
-        self.transactions = Transactions(self.enrolments)
-        self.handlers = self.transactions.handlers
-        self.cluster = Cluster(
-            transport=world,
-            door=door,
-            view=ClusterView(
-                lambda request: world.call(CONTROLLER_ACTOR, request, timeout_ms=5_000),
-                asyncio.create_task,
-            ),
-            clock=world,
-            random=random.Random(1),
-            broker_id=1,
-        )
-
-    def call(self, version: int, client: Client | None = None) -> Call:
-        client = client or Client(principal=Principal("User:ANONYMOUS"), host="h", name=JAVA)
-        return Call(cluster=self.cluster, client=client, version=version, client_id="app")
-
-
-class Kafka:
-    """A world with two topics and two groups' shards, and any number of gateways."""
-
-    def __init__(self, world: CoordinatorWorld) -> None:
-        self.world = world
-        self.door = Door()
-        self.leaders: dict[TopicPartition, Any] = {}
-        self.groups: dict[int, GroupCoordinator] = {}
-
-    async def start(self) -> None:
-        for tp in (FLIGHTS, DELAYS):
-            self.leaders[tp] = await self.world.partition(tp)
-        for shard in range(2):
-            replica = self.world.replica(TopicPartition(CONSUMER_OFFSETS_TOPIC, shard))
-            coordinator = GroupCoordinator(
-                replica=replica,
-                transport=self.world,
-                clock=self.world,
-                random=random.Random(1),
-                drivers=self.world,
-                settings=group_settings(self.world.config),
-                on_failure=self._failed,
-            )
-            await replica.start()
-            await coordinator.load()
-            self.world.running += [replica, coordinator]
-            self.world.actors[f"group:{shard}@1"] = coordinator
-            self.groups[shard] = coordinator
-        self.coordinator = await self.world.coordinator()
-
-    def _failed(self, error: BaseException) -> None:
-        raise AssertionError from error
-
-    def gateway(self) -> Gateway:
-        return Gateway(self.world, self.door)
-
-    async def producer(self, gateway: Gateway, **fields: Any) -> Producer:
-        producer = Producer(self)
-        response = await producer.init(gateway, **fields)
-        assert response.error_code == 0
-        return producer
-
-    def state(self) -> str:
-        (description,) = self.coordinator.machine.operations.describe([NAME])
-        return str(description.state)
-
-    def enrolled(self) -> set[TopicPartition]:
-        (description,) = self.coordinator.machine.operations.describe([NAME])
-        return set(description.partitions)
-
-    async def committed(self, tp: TopicPartition) -> int:
-        """How many records there are for who reads only what is committed."""
-        reply = await self.leaders[tp].fetch(
-            FetchRequest(
-                topic_partition=tp,
-                fetch_offset=0,
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                max_wait_ms=0,
-            )
-        )
-        return int(reply.last_stable_offset) if not reply.aborted_transactions else 0
-
-    async def position(self) -> int | ErrorCode:
-        for coordinator in self.groups.values():
-            reply = await coordinator.offset_fetch(
-                OffsetFetchRequest(group_id=GROUP, partitions=(FLIGHTS,))
-            )
-            if reply.error is ErrorCode.NONE:
-                (one,) = reply.offsets
-                return one.offset if one.error is ErrorCode.NONE else one.error
-        raise AssertionError("nobody coordinates the group")
-
-    def hold(self, actor: str, method: str) -> Held:
-        """Delay the next call of a method."""
-        held = Held(self.world.actors[actor], method)
-        self.world.actors[actor] = held
-        return held
-
-
-class Held:
-    """An actor, of which one call is delayed until ``go`` is set; ``has_come`` says that it is."""
-
-    def __init__(self, actor: Any, method: str) -> None:
-        self._actor = actor
-        self._method = method
-        self.has_come = asyncio.Event()
-        self.go = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        handler = getattr(self._actor, name)
-        if name != self._method or self.has_come.is_set():
-            return handler
-
-        async def later(request: Any) -> Any:
-            self.has_come.set()
-            await self.go.wait()
-            return await handler(request)
-
-        return later
 
 
 class Producer:
@@ -303,25 +173,11 @@ class Producer:
         return int(response.error_code)
 
 
-Play = Callable[[Callable[[Kafka], Awaitable[None]]], None]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> CoordinatorWorld:
-    return CoordinatorWorld(tmp_path)
-
-
-@pytest.fixture
-def play(world: CoordinatorWorld) -> Play:
-    def run(scenario: Callable[[Kafka], Awaitable[None]]) -> None:
-        async def body() -> None:
-            kafka = Kafka(world)
-            await kafka.start()
-            await scenario(kafka)
-
-        world.run(body)
-
-    return run
+async def new_producer(kafka: Kafka, gateway: Gateway, **fields: Any) -> Producer:
+    producer = Producer(kafka)
+    response = await producer.init(gateway, **fields)
+    assert response.error_code == 0
+    return producer
 
 
 # --- producer ids -----------------------------------------------------------------------------
@@ -330,8 +186,8 @@ def play(world: CoordinatorWorld) -> Play:
 def test_each_init_takes_the_next_epoch_and_fences_the_producer_before(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        old = await kafka.producer(gateway)
-        new = await kafka.producer(gateway)
+        old = await new_producer(kafka, gateway)
+        new = await new_producer(kafka, gateway)
         assert (new.pid, new.epoch) == (old.pid, old.epoch + 1) == (1_000, 1)
         assert await old.send(gateway) is ErrorCode.INVALID_PRODUCER_EPOCH
         assert await old.commit_offsets(gateway, 9) == [FENCED]
@@ -344,12 +200,12 @@ def test_each_init_takes_the_next_epoch_and_fences_the_producer_before(play: Pla
 def test_init_with_an_epoch_recovers_in_place_and_may_be_repeated(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         fields = {"producer_id": producer.pid, "producer_epoch": 0}
         for _ in range(2):
             await producer.init(gateway, **fields)
             assert producer.epoch == 1
-        await kafka.producer(gateway)
+        await new_producer(kafka, gateway)
         assert (await producer.init(gateway, **fields)).error_code == FENCED
 
     play(scenario)
@@ -377,10 +233,10 @@ def test_init_is_refused_what_kafka_refuses(
 def test_init_aborts_what_a_producer_before_has_left_open(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        old = await kafka.producer(gateway)
+        old = await new_producer(kafka, gateway)
         await old.send(gateway)
         # The abort takes a moment, for which the gateway waits.
-        new = await kafka.producer(gateway)
+        new = await new_producer(kafka, gateway)
         assert new.epoch == 2
         assert await new.end(gateway, committed=False) == 0
         assert await kafka.committed(FLIGHTS) == 0
@@ -388,22 +244,19 @@ def test_init_aborts_what_a_producer_before_has_left_open(play: Play) -> None:
     play(scenario)
 
 
-# --- clients of version 1 ---------------------------------------------------------------------
+# --- which version ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("version", "name", "code"),
     [
-        (4, "librdkafka 2.12.0", NOT_ALLOWED),
-        (4, "confluent-kafka-python 2.12.0", NOT_ALLOWED),
+        (2, "librdkafka 1.6.0", NOT_ALLOWED),
         (0, "", NOT_ALLOWED),
-        (4, "kafka-python 3.0.0", UNSUPPORTED_VERSION),
-        (4, "apache-kafka-java 3.7.2", UNSUPPORTED_VERSION),
-        # It sends the same InitProducerId as 4.0.
-        (5, "apache-kafka-java 3.9.1", UNSUPPORTED_VERSION),
+        (1, "kafka-python 2.2.0", UNSUPPORTED_VERSION),
+        (2, "apache-kafka-java 2.4.1", UNSUPPORTED_VERSION),
     ],
 )
-def test_a_client_of_version_1_fails_at_its_first_request(
+def test_a_client_that_cannot_take_another_epoch_fails_at_its_first_request(
     play: Play, caplog: pytest.LogCaptureFixture, version: int, name: str, code: int
 ) -> None:
     async def scenario(kafka: Kafka) -> None:
@@ -415,7 +268,30 @@ def test_a_client_of_version_1_fails_at_its_first_request(
         (line,) = [record.getMessage() for record in caplog.records if "refused" in record.message]
         assert NAME in line
         assert (name or "which names no software") in line
-        assert "kafka-clients 4.0" in line
+        assert f"InitProducerId {version}" in line
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "is_version_1"),
+    [
+        (3, "librdkafka 2.12.0", True),
+        (4, "kafka-python 3.0.0", True),
+        (5, "apache-kafka-java 3.9.1", True),
+        (5, "apache-kafka-java 4.0.0", False),
+        (5, "another", False),
+    ],
+)
+def test_a_clients_first_request_says_how_it_will_use_the_id(
+    play: Play, version: int, name: str, is_version_1: bool
+) -> None:
+    async def scenario(kafka: Kafka) -> None:
+        gateway = kafka.gateway()
+        client = Client(principal=Principal("User:ANONYMOUS"), host="h", name=name)
+        await Producer(kafka).init(gateway, gateway.call(version, client))
+        ((_, _, asked),) = kafka.world.calls_of("init_producer_id")
+        assert asked.as_version_1 is is_version_1
 
     play(scenario)
 
@@ -433,7 +309,7 @@ def test_a_client_that_may_be_of_version_2_gets_an_id(play: Play, name: str) -> 
 def test_a_connection_has_shown_version_2_by_what_only_that_sends(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         for request in (ApiKey.END_TXN, ApiKey.TXN_OFFSET_COMMIT):
             client = Client(principal=Principal("User:ANONYMOUS"), host="h", name="another 1.0")
             assert not is_of_version_2(client)
@@ -464,32 +340,10 @@ async def _add_partitions(gateway: Gateway, call: Call, request: Any) -> dict[st
     }
 
 
-@pytest.mark.parametrize("name", ["another 1.0", "apache-kafka-java 3.9.1"])
-def test_later_requests_of_version_1_are_refused_too(play: Play, name: str) -> None:
-    async def scenario(kafka: Kafka) -> None:
-        gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
-        old = Client(principal=Principal("User:ANONYMOUS"), host="h", name=name)
-        asked = len(kafka.world.calls)
-        assert await producer.end(gateway, call=gateway.call(4, old)) == UNSUPPORTED_VERSION
-        codes = await producer.commit_offsets(gateway, 9, call=gateway.call(4, old))
-        assert codes == [UNSUPPORTED_VERSION]
-        added = await _add_partitions(
-            gateway, gateway.call(3, old), _enrolling(producer, "flights")
-        )
-        assert added == {"flights": NOT_ALLOWED}
-        request = AddOffsetsToTxnRequest(NAME, producer.pid, producer.epoch, GROUP)
-        response = await gateway.handlers[ApiKey.ADD_OFFSETS_TO_TXN](gateway.call(4, old), request)
-        assert response.error_code == UNSUPPORTED_VERSION
-        assert len(kafka.world.calls) == asked
-
-    play(scenario)
-
-
 def test_who_has_shown_version_2_may_enrol_by_a_request_of_its_own(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         request = _enrolling(producer, "flights", "delays")
         assert await _add_partitions(gateway, gateway.call(3), request) == {
             "flights": 0,
@@ -515,7 +369,7 @@ def test_who_has_shown_version_2_may_enrol_by_a_request_of_its_own(play: Play) -
 def test_one_bad_partition_has_none_enrolled(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         call = gateway.call(3)
         assert await _add_partitions(gateway, call, _enrolling(producer, "flights", "none")) == {
             "flights": int(ErrorCode.OPERATION_NOT_ATTEMPTED),
@@ -544,7 +398,7 @@ def test_enrolment_for_several_transactions_is_for_brokers(play: Play) -> None:
 def test_a_transaction_whose_batches_come_through_two_gateways_commits_as_one(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         one, other = kafka.gateway(), kafka.gateway()
-        producer = await kafka.producer(one)
+        producer = await new_producer(kafka, one)
         for epoch in range(2):
             assert producer.epoch == epoch
             assert await producer.send(one, FLIGHTS) is ErrorCode.NONE
@@ -565,7 +419,7 @@ def test_a_batch_after_the_end_is_refused_by_every_gateway_and_begins_nothing(pl
     # of its batches come: with a ticket that the other has kept, with none, and elsewhere.
     async def scenario(kafka: Kafka) -> None:
         one, other, third = (kafka.gateway() for _ in range(3))
-        producer = await kafka.producer(one)
+        producer = await new_producer(kafka, one)
         await producer.send(one)
         await producer.send(other)
         late = producer.at(producer.epoch)
@@ -589,7 +443,7 @@ def test_a_batch_that_comes_while_the_commit_waits_for_its_markers(play: Play) -
     # partition: it is refused. 3. So does one of the next transaction: it is to be sent again.
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         await producer.send(gateway, FLIGHTS)
         late = producer.at(producer.epoch)
         held = kafka.hold("partition:flights-0@1", "write_txn_markers")
@@ -610,7 +464,7 @@ def test_a_batch_that_comes_while_the_commit_waits_for_its_markers(play: Play) -
 def test_an_abort_of_nothing_makes_late_batches_harmless(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         late = producer.at(producer.epoch)
         assert await producer.end(gateway, committed=False) == 0
         assert producer.epoch == 1
@@ -623,7 +477,7 @@ def test_an_abort_of_nothing_makes_late_batches_harmless(play: Play) -> None:
 def test_an_end_may_be_repeated_through_another_gateway(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         one, other = kafka.gateway(), kafka.gateway()
-        producer = await kafka.producer(one)
+        producer = await new_producer(kafka, one)
         await producer.send(one)
         again, contrary = producer.at(0), producer.at(0)
         assert await producer.end(one) == 0
@@ -638,7 +492,7 @@ def test_an_end_may_be_repeated_through_another_gateway(play: Play) -> None:
 def test_the_last_epoch_is_followed_by_another_producer_id(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         ids = kafka.coordinator.machine.ids
         ids._transactions[NAME] = type(ids.metadata(NAME))(
             **{
@@ -688,7 +542,7 @@ def test_a_producer_that_was_too_slow_aborts_and_goes_on(
 ) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         await producer.send(gateway, FLIGHTS)
         await abort(kafka)
         # The leader of a partition with a marker knows nothing but the epoch.
@@ -710,7 +564,7 @@ def test_a_late_batch_that_begins_a_transaction_is_aborted_by_its_timeout(play: 
     # 1. A client is idle, or gone without an end, after its init. 2. A late batch of it comes.
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         assert await producer.send(gateway) is ErrorCode.NONE
         assert kafka.state() == "Ongoing"
         await _time_out(kafka)
@@ -724,7 +578,7 @@ def test_a_topic_made_again_has_its_old_ticket_replaced(play: Play) -> None:
     # ``produce.py`` forgets a ticket that was refused and asks once more.
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         _, old = await producer.ticket(gateway)
         kafka.world.topic_ids["flights"] = "f" * 32
         await asyncio.sleep(2)
@@ -743,7 +597,7 @@ def test_a_topic_made_again_has_its_old_ticket_replaced(play: Play) -> None:
 def test_positions_count_with_the_commit_of_their_transaction(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         assert await producer.commit_offsets(gateway, 9, metadata="here") == [0]
         assert await kafka.position() is ErrorCode.UNSTABLE_OFFSET_COMMIT
         assert await producer.end(gateway) == 0
@@ -762,7 +616,7 @@ def _sequences(kafka: Kafka) -> list[int]:
 def test_each_commit_of_a_transaction_has_the_sequence_after_the_last(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         assert await producer.commit_offsets(gateway, 1, topics=("flights", "delays")) == [0, 0]
         assert await producer.commit_offsets(gateway, 2) == [0]
         assert await producer.commit_offsets(gateway, 3) == [0]
@@ -780,7 +634,7 @@ def test_a_commit_counts_though_its_gateway_has_missed_others(play: Play) -> Non
     # first, which knows only of its own. A sequence of its memory would be taken for a copy.
     async def scenario(kafka: Kafka) -> None:
         one, other = kafka.gateway(), kafka.gateway()
-        producer = await kafka.producer(one)
+        producer = await new_producer(kafka, one)
         for offset, gateway in enumerate((one, other, one, kafka.gateway()), start=1):
             assert await producer.commit_offsets(gateway, offset) == [0]
         assert await producer.end(one) == 0
@@ -796,7 +650,7 @@ def test_a_late_copy_of_a_commit_does_not_undo_a_later_one(play: Play, count: in
     # 1 arrives. 5. The transaction commits.
     async def scenario(kafka: Kafka) -> None:
         one, other = kafka.gateway(), kafka.gateway()
-        producer = await kafka.producer(one)
+        producer = await new_producer(kafka, one)
         held = kafka.hold(_group_actor(kafka), "txn_offset_commit")
         late = asyncio.ensure_future(producer.commit_offsets(one, 10))
         await held.has_come.wait()
@@ -815,7 +669,7 @@ def test_a_gateway_that_took_long_to_enrol_does_not_undo_a_later_commit(play: Pl
     # As above, but the call of 1 to the transaction's coordinator is delayed.
     async def scenario(kafka: Kafka) -> None:
         one, other = kafka.gateway(), kafka.gateway()
-        producer = await kafka.producer(one)
+        producer = await new_producer(kafka, one)
         held = kafka.hold("transaction:0@1", "add_offsets_to_txn")
         late = asyncio.ensure_future(producer.commit_offsets(one, 10))
         await held.has_come.wait()
@@ -836,7 +690,7 @@ def test_a_copy_that_comes_after_the_decision_changes_nothing(play: Play) -> Non
     # is decided; the marker of the group's log is on its way. 3. The copy arrives before it.
     async def scenario(kafka: Kafka) -> None:
         one, other = kafka.gateway(), kafka.gateway()
-        producer = await kafka.producer(one)
+        producer = await new_producer(kafka, one)
         actor = _group_actor(kafka)
         held = kafka.hold(actor, "txn_offset_commit")
         late = asyncio.ensure_future(producer.commit_offsets(one, 10))
@@ -865,7 +719,7 @@ def test_commits_of_one_id_are_made_in_the_order_in_which_they_came(play: Play) 
     # A client that breaks Kafka's rule and has two under way: the later one counts.
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         held = kafka.hold("transaction:0@1", "add_offsets_to_txn")
         commits = [
             asyncio.ensure_future(producer.commit_offsets(gateway, offset)) for offset in (10, 20)
@@ -886,7 +740,7 @@ def test_no_sequence_is_asked_for_long_after_a_commit_has_come(play: Play) -> No
     # Its client has given up by then, and may have committed something newer.
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         held = kafka.hold(_group_actor(kafka), "describe_producers")
         began_s = asyncio.get_running_loop().time()
         codes = await producer.commit_offsets(gateway, 10)
@@ -911,7 +765,7 @@ def test_no_sequence_is_asked_for_long_after_a_commit_has_come(play: Play) -> No
 def test_one_bad_position_keeps_the_others_from_being_committed_and_all_say_so(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         codes = await producer.commit_offsets(gateway, 9, topics=("flights", "none"))
         assert codes == [int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)] * 2
         codes = await producer.commit_offsets(gateway, 9, metadata="m" * 5_000)
@@ -934,7 +788,7 @@ def test_the_groups_generation_fences_a_zombie(
 ) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         assert await producer.commit_offsets(gateway, 9, **fields) == [int(code)]
 
     play(scenario)
@@ -943,7 +797,7 @@ def test_the_groups_generation_fences_a_zombie(
 def test_nothing_to_commit_asks_nobody(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         asked = len(kafka.world.calls)
         assert await producer.commit_offsets(gateway, 9, topics=()) == []
         assert len(kafka.world.calls) == asked
@@ -954,7 +808,7 @@ def test_nothing_to_commit_asks_nobody(play: Play) -> None:
 def test_a_group_coordinator_that_has_moved_is_found_or_the_client_looks_for_it(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         actor = _group_actor(kafka)
         assert await producer.commit_offsets(gateway, 1) == [0]
         # 1. The shard is at another broker, which the gateway does not know yet.
@@ -1005,7 +859,7 @@ def test_what_the_groups_log_refuses_is_told_so_that_the_client_does_the_right_t
 ) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         actor = _group_actor(kafka)
         refusing = _OnlyDescribes(kafka.world.actors[actor])
 
@@ -1024,7 +878,7 @@ def test_a_marker_that_overtakes_a_commit_is_explained_by_the_coordinator(play: 
     # its marker arrives. 3. The commit is refused: the client is to abort, not to die.
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
-        producer = await kafka.producer(gateway)
+        producer = await new_producer(kafka, gateway)
         held = kafka.hold(_group_actor(kafka), "txn_offset_commit")
         late = asyncio.ensure_future(producer.commit_offsets(gateway, 9))
         await held.has_come.wait()
@@ -1046,7 +900,7 @@ def test_who_may_not_read_the_group_commits_nothing(play: Play) -> None:
     )
 
     async def scenario(kafka: Kafka) -> None:
-        producer = await kafka.producer(kafka.gateway())
+        producer = await new_producer(kafka, kafka.gateway())
         reading = Acl(principal=who, operation=Operation.READ, resource=Resource.GROUP, name=GROUP)
         client = Client(principal=Principal(who), host="h", name=JAVA)
         kafka.door = Door(Access(rules=Rules(is_on=True, version=1, acls=acls)))
@@ -1107,9 +961,9 @@ def test_a_batch_enrols_its_partition_and_an_old_ticket_is_replaced(play: Play) 
         # A ticket that is no longer valid, as after the topic was made again.
         gateway.enrolments._kept[NAME].tickets[FLIGHTS] = bytes(49)
         assert (await produce(1)).error_code == 0
+        # As one of version 1 its client was never told that pair.
         refused = await produce(2, version=11)
-        assert refused.error_code == UNSUPPORTED_VERSION
-        assert refused.error_message == TOO_OLD
+        assert refused.error_code == ErrorCode.INVALID_PRODUCER_EPOCH
         assert await producer.end(gateway) == 0
         assert await kafka.committed(FLIGHTS) == 3
         producer.epoch = 0

@@ -131,6 +131,30 @@ def test_a_producer_that_a_snapshot_has_forgotten_is_a_note(flights, verify):
     assert verify(flights) == (0, [], [(path.name, 0, "1 producers of the log are not in it")])
 
 
+def test_a_snapshot_that_forgot_batches_at_markers_is_as_good(flights, verify):
+    """That of an older build."""
+    path = file_of(flights, SECOND, ".snapshot")
+    ended = [one.batch_epoch for one in decode_snapshot(path.read_bytes())]
+    assert max(ended) >= 0
+    change_snapshot(
+        path, lambda entries: [e if e.batch_epoch < 0 else e.without_batch() for e in entries]
+    )
+    assert verify(flights) == (0, [], [])
+
+
+def test_a_batch_of_another_epoch_than_the_log_says_is_named(flights, verify):
+    path = file_of(flights, SECOND, ".snapshot")
+    change_snapshot(
+        path,
+        lambda entries: [
+            e if e.batch_epoch < 0 else dataclasses.replace(e, producer_epoch=9, batch_epoch=8)
+            for e in entries
+        ],
+    )
+    reasons = [reason for _, _, reason in verify(flights)[1]]
+    assert any("batch_epoch 8, the log says" in reason for reason in reasons)
+
+
 def test_a_snapshot_beyond_the_log_end_is_named(flights, verify):
     path = file_of(flights, SECOND, ".snapshot")
     shutil.copy(path, file_of(flights, 800, ".snapshot"))
