@@ -126,32 +126,6 @@ def _sequences_of_memory() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _sequences_after_enrolment() -> Iterator[None]:
-    """The sequence of positions is asked for when all else is done, however late that is."""
-    real_describe, real_gather = requests._describe, requests.asyncio.gather
-
-    async def gather(described: Any, enrolled: Any) -> Any:
-        reply = await enrolled
-        return await described, reply
-
-    async def describe(call: Call, asked: Any, arrived_ms: int) -> Any:
-        del arrived_ms
-        return await real_describe(call, asked, requests.loop_ms())
-
-    class Asyncio:
-        def __getattr__(self, name: str) -> Any:
-            return gather if name == "gather" else getattr(real, name)
-
-    real = requests.asyncio
-    del real_gather
-    with (
-        mock.patch.object(requests, "asyncio", Asyncio()),
-        mock.patch.object(requests, "_describe", describe),
-    ):
-        yield
-
-
 # --- version 1 --------------------------------------------------------------------------------
 
 
@@ -303,18 +277,6 @@ KAFKA_MUTANTS = (
         name="sequences of the log",
         sabotage=_sequences_of_memory,
         changes=COPIES | {"kill": 1.0},
-    ),
-    Saboteur(
-        name="sequences asked for at once",
-        sabotage=_sequences_after_enrolment,
-        changes=COPIES
-        | {
-            "brokers": 3,
-            "kafka_wanders": 0.5,
-            "kafka_delays": 0.3,
-            "kafka_delayed": ("add_offsets_to_txn",),
-            "delay_max_ms": 2_000.0,
-        },
     ),
     Saboteur(
         name="order of version 1 requests",

@@ -143,8 +143,8 @@ def _unknown_producers_begin_anywhere() -> Any:
     """A leader takes any first batch of a producer that it does not know, as Kafka's do."""
     real = producers._check_sequence
 
-    def check(entry: Any, header: Any) -> tuple[ErrorCode, bool]:
-        return (ErrorCode.NONE, False) if entry is None else real(entry, header)
+    def check(entry: Any, header: Any, chain_epoch: int) -> tuple[ErrorCode, bool]:
+        return (ErrorCode.NONE, False) if entry is None else real(entry, header, chain_epoch)
 
     return mock.patch.object(producers, "_check_sequence", check)
 
