@@ -59,6 +59,7 @@ from oncelog.actors.protocol.messages.transaction import (
     DescribeTransactionsRequest,
     EndTxnRequest,
     InitProducerIdRequest,
+    VerifyTxnRequest,
 )
 from oncelog.actors.rpc.door import Door
 from oncelog.storage.errors import ErrorCode
@@ -215,8 +216,8 @@ async def rule_changer(player: Player) -> None:
 # --- what he asks ---------------------------------------------------------------------------------
 
 
-OF_GATEWAYS = {FindKafkaListenerRequest}
-"""What only gateways answer, which the simulator has none of."""
+OF_GATEWAYS = {FindKafkaListenerRequest, VerifyTxnRequest}
+"""What only gateways answer or ask, which these worlds have none of."""
 
 EVERY_ROW = [row for row in ROWS + LISTINGS if row.kind not in OF_GATEWAYS]
 
