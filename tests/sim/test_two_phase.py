@@ -99,7 +99,7 @@ def test_in_random_worlds_a_write_is_in_both_systems_or_in_neither(seed):
 def test_a_successor_that_aborts_what_is_prepared_is_noticed():
     """A saboteur: a takeover without ``keep_prepared`` ends a prepared transaction in passing."""
 
-    def abort_ongoing(self, request, metadata, cause, now_ms, producer_ids):
+    def abort_ongoing(self, request, metadata, cause, now_ms, producer_ids, *_):
         following = aborted(metadata, cause, now_ms, producer_ids.spare(metadata))
         return self.move(request.failed(*BUSY), following)
 
