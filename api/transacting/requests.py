@@ -403,6 +403,8 @@ class TransactionRequests:
         within_ms: int | None = None,
     ) -> ReplyT:
         loop = asyncio.get_running_loop()
+        allowed_ms = self._settings.max_block_ms if within_ms is None else within_ms
+        deadline_s = loop.time() + allowed_ms / 1_000
         missing_since: float | None = None
 
         def is_retriable(error: ErrorCode) -> bool:
@@ -413,10 +415,11 @@ class TransactionRequests:
             return severity(method, error) is ErrorClass.RETRIABLE
 
         async with self._turn:
+            # Who has waited for its turn has less time left; one attempt is always made.
             reply = await call_with_retries(
                 lambda left_ms: attempt(min(left_ms, self._timeout_ms)),
                 random=self._random,
-                timeout_ms=self._settings.max_block_ms if within_ms is None else within_ms,
+                timeout_ms=max(0.0, deadline_s - loop.time()) * 1_000,
                 policy=self._policy,
                 is_retriable=is_retriable,
             )

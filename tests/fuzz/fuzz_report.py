@@ -37,7 +37,6 @@ class Report:
     counts: Counts = field(default_factory=Counts)
     crashes: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    growth_max_mib: float = GROWTH_MAX_MIB
 
     @property
     def growth_mib(self) -> float:
@@ -73,10 +72,8 @@ class Report:
             found.append(f"{counts.left} connections or requests of strangers are left at the end")
         if self.answers["failed"] or self.answers["unknown"]:
             found.append("a call met a method that raised, or an answer is none")
-        if self.growth_mib > self.growth_max_mib:
-            found.append(
-                f"memory grew by {self.growth_mib:.0f} MiB, over {self.growth_max_mib:.0f}"
-            )
+        if self.growth_mib > GROWTH_MAX_MIB:
+            found.append(f"memory grew by {self.growth_mib:.0f} MiB, over {GROWTH_MAX_MIB:.0f}")
         for phase, name, calls in self._all_calls():
             if not calls.took and not self.crashes:
                 found.append(f"no honest call ({name}) was answered {phase} the attacks")

@@ -37,8 +37,7 @@ from oncelog.storage.errors import ErrorClass
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
 
-SEEDS = (*range(10), 11)
-"""Not 10: there ``send_offsets_to_transaction`` lasts 9 s, not 5; it tries to enrol meanwhile."""
+SEEDS = range(12)
 COPIERS = 3
 DURATION_S = 25.0
 
