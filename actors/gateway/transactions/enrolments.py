@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 
 from oncelog.actors.gateway.calls import Call
 from oncelog.actors.gateway.groups.membership import ask_shard
+from oncelog.actors.process.clock import loop_ms
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.base import ReplyT, Request
 from oncelog.actors.protocol.messages.partition import ProduceRequest
@@ -164,18 +165,31 @@ async def verify(call: Call, request: VerifyTxnRequest) -> VerifyTxnReply:
     """Ask what a version 1 client has enrolled, in the gateway's name: he must be judged before.
 
     NOT_COORDINATOR instead of what a coordinator says of which another is known to have followed:
-    its answer needs no log, so it may be out of a memory of a day ago.
+    its answer needs no log, so it may be out of a memory of a day ago. Before it denies anything
+    the controller is asked whether there is another: librdkafka does not survive a denial.
     """
+    began_ms = loop_ms()
     shard = await call.shard(TRANSACTION_STATE_TOPIC, request.transactional_id)
     if shard is None:
         return request.failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     reply = await ask_shard(call.of_gateway(), shard, request)
     order = call.cluster.order
     order.learn(shard.partition, reply.coordinator_epoch)
-    if 0 <= reply.coordinator_epoch < order.known(shard.partition):
+    newest: int | None = order.known(shard.partition)
+    if _denies(reply):
+        # What was enrolled when the client sent its request, was so at a leader known by now.
+        newest = await call.cluster.view.leader_epoch(shard, as_of_ms=began_ms)
+    if newest is None or 0 <= reply.coordinator_epoch < newest:
         call.forget(TRANSACTION_STATE_TOPIC)
         return request.failed(ErrorCode.NOT_COORDINATOR)
     return reply
+
+
+def _denies(reply: VerifyTxnReply) -> bool:
+    """Whether something is not enrolled, as far as a coordinator remembers."""
+    if reply.error in OUT_OF_REACH or reply.error is ErrorCode.CONCURRENT_TRANSACTIONS:
+        return False
+    return reply.error is not ErrorCode.NONE or not all(one.ticket for one in reply.enrolments)
 
 
 async def learn_epoch(call: Call, transactional_id: str, coordinator_epoch: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from coordinator_world import SHARD
 from kafka_old_client import AGAIN, LOADING, OldClient, begun
 from kafka_transactions import DELAYS, FLIGHTS, NAME, Kafka, Play
 from msgspec import structs
@@ -16,6 +17,7 @@ from msgspec import structs
 from oncelog.actors.gateway.calls import Client
 from oncelog.actors.gateway.transactions import told
 from oncelog.actors.gateway.transactions.told import shows_life
+from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.partition import FetchRequest
 from oncelog.actors.protocol.partition.producers import ProducerEntry
@@ -24,6 +26,7 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, IsolationLevel, TopicPartition
 
 NEW_EPOCH = int(ErrorCode.UNKNOWN_PRODUCER_ID)
+NOT_OPEN = int(ErrorCode.INVALID_TXN_STATE)
 PAIR = (7, 2)
 
 
@@ -249,6 +252,29 @@ def test_what_a_replaced_coordinator_says_out_of_its_memory_is_not_believed(play
         assert await client.send(gateway=other) == AGAIN
         kafka.coordinator.verify_txn = verify  # type: ignore[method-assign]
         assert await client.send(gateway=other) == 0
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("controller", ["names another", "does not answer", "names this one"])
+def test_a_denial_counts_only_if_the_controller_knows_no_other_coordinator(
+    play: Play, controller: str
+) -> None:
+    async def scenario(kafka: Kafka) -> None:
+        client, other = await begun(kafka), kafka.gateway()
+        await client.transact(FLIGHTS)
+        before = kafka.coordinator.machine.ids.metadata(NAME)
+        assert await client.add("flights") == [0]
+        assert await client.send(gateway=other) == 0
+        other.enrolments.ended(NAME)
+        if controller == "names another":
+            kafka.world.leader_epochs[SHARD] += 1
+        elif controller == "does not answer":
+            del kafka.world.actors[CONTROLLER_ACTOR]
+        believed = controller == "names this one"
+        with remembers(kafka, before):
+            # INVALID_TXN_STATE would end a client that lives.
+            assert await client.send(gateway=other) == (NOT_OPEN if believed else AGAIN)
 
     play(scenario)
 
