@@ -15,6 +15,7 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from oncelog.actors.interfaces import Transport
@@ -193,6 +194,25 @@ async def _until_cancelled() -> None:
     await asyncio.get_running_loop().create_future()
 
 
+@dataclass(slots=True, eq=False)
+class _Making:
+    """A connection that is being made, or whose callers have not all gone on yet."""
+
+    task: asyncio.Task[_Made]
+    waiting: int = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is of no use to who comes now."""
+        task = self.task
+        if not task.done():
+            return False
+        if task.cancelled() or task.exception() is not None:
+            return True
+        made = task.result()
+        return not isinstance(made, ActorConnection) or not made.is_usable
+
+
 class _LoopConnections:
     """The connections of one event loop."""
 
@@ -210,7 +230,7 @@ class _LoopConnections:
         self.keeper: asyncio.Task[None] | None = None
         self._ray_calls = ray_calls
         self._connections: dict[str, ActorConnection] = {}
-        self._making: dict[str, asyncio.Task[_Made]] = {}
+        self._making: dict[str, _Making] = {}
         self._failures: dict[str, int] = {}
         self._without_until: dict[str, float] = {}
 
@@ -231,7 +251,12 @@ class _LoopConnections:
         return list(itertools.islice(usable, count_max))
 
     def usable(self, actor: str) -> ActorConnection | None:
-        """The connection to ``actor``, if there is one to make calls on."""
+        """The connection to ``actor``, if there is one to make calls on, and nobody waits for it.
+
+        Who comes now must not overtake those that wait.
+        """
+        if actor in self._making:
+            return None
         connection = self._connections.get(actor)
         return connection if connection is not None and connection.is_usable else None
 
@@ -240,19 +265,25 @@ class _LoopConnections:
         if asyncio.get_running_loop().time() < self._without_until.get(actor, 0.0):
             return None
         making = self._making.get(actor)
-        if making is None:
-            making = asyncio.ensure_future(self._make(actor))
+        if making is None or making.has_failed:
+            making = _Making(asyncio.ensure_future(self._make(actor)))
             self._making[actor] = making
             # Not in the task itself: if it is cancelled before its first step, it does nothing.
-            making.add_done_callback(lambda made: self._made(actor, made))
-        done, _ = await asyncio.wait([making], timeout=timeout_ms / 1000)
-        if making.cancelled():
+            making.task.add_done_callback(lambda _: self._forget_made(actor, making))
+        making.waiting += 1
+        try:
+            done, _ = await asyncio.wait([making.task], timeout=timeout_ms / 1000)
+        finally:
+            making.waiting -= 1
+            self._forget_made(actor, making)
+        if making.task.cancelled():
             # Cancelled not by its callers but by a program that shuts down, and may still go on.
             return NoConnection(ErrorCode.NETWORK_EXCEPTION)
-        return making.result() if done else NoConnection(ErrorCode.REQUEST_TIMED_OUT)
+        return making.task.result() if done else NoConnection(ErrorCode.REQUEST_TIMED_OUT)
 
-    def _made(self, actor: str, making: asyncio.Future[_Made]) -> None:
-        if self._making.get(actor) is making:
+    def _forget_made(self, actor: str, making: _Making) -> None:
+        is_over = making.task.done() and not making.waiting
+        if is_over and self._making.get(actor) is making:
             del self._making[actor]
 
     def close(self) -> None:

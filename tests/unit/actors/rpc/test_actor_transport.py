@@ -13,6 +13,7 @@ from inside import loops_of
 from virtual_time import give_turns
 
 from oncelog.actors.protocol.messages.base import Reply, Request
+from oncelog.actors.protocol.messages.brokers import PingReply, PingRequest
 from oncelog.actors.protocol.messages.partition import DescribeReplicaReply, DescribeReplicaRequest
 from oncelog.actors.rpc import actor_transport
 from oncelog.actors.rpc.actor_transport import FAILURES_BEFORE_RAY, ActorTransport
@@ -87,6 +88,44 @@ def test_callers_that_come_together_share_one_connection():
         transport = ActorTransport(ray)
         replies = await asyncio.gather(*(describe(transport) for _ in range(20)))
         assert {reply.process_id for reply in replies} == {1}
+        assert ray.asked == 1
+
+    asyncio.run(body())
+
+
+class Arrivals:
+    """Notes in which order calls arrive."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    async def ping(self, request: PingRequest) -> PingReply:
+        self.numbers.append(request.hold_ms)
+        return PingReply()
+
+
+def test_a_call_that_comes_with_the_connection_does_not_overtake_those_that_waited_for_it():
+    async def body() -> None:
+        ray, arrivals = FakeRay(), Arrivals()
+        dispatch = Dispatch(arrivals, on_bug=sys.exit)
+        listener = Listener(dispatch, host="127.0.0.1", token=b"%32d" % 1)
+        ray.known = await listener.address()
+        transport = ActorTransport(ray)
+        calls: list[asyncio.Future[PingReply]] = []
+
+        def call() -> None:
+            request = PingRequest(hold_ms=len(calls))
+            answer = transport.call("partition:flights-0@0", request, timeout_ms=TIMEOUT_MS)
+            calls.append(asyncio.ensure_future(answer))
+
+        call()
+        while not transport.connected(1):
+            await give_turns(1)
+        for _ in range(5):
+            call()
+            await asyncio.sleep(0)
+        await asyncio.gather(*calls)
+        assert arrivals.numbers == sorted(arrivals.numbers)
         assert ray.asked == 1
 
     asyncio.run(body())
@@ -394,7 +433,7 @@ def test_a_connection_whose_making_was_cancelled_is_made_again(turns: int) -> No
         (connections,) = loops_of(transport).values()
         (making,) = connections._making.values()
         await give_turns(turns)
-        making.cancel()
+        making.task.cancel()
         assert (await calling).error is ErrorCode.NETWORK_EXCEPTION
         assert (await describe(transport)).process_id == 1
         assert not connections._making
