@@ -105,7 +105,10 @@ def start(args: Arguments) -> int:
     say(f"starting   {path}")
     discovery = _spawn(args, path, data_dirs)
     say(f"dashboard  {discovery.dashboard_url or 'none'}")
-    say(_NEXT.format(where="" if args.data_dir is None else f" --data-dir {args.data_dir}"))
+    where = "" if args.data_dir is None else f" --data-dir {args.data_dir}"
+    if settings.get("kafka_port"):
+        say(f"kafka      port {settings['kafka_port']}; `oncelog status{where}` shows the address")
+    say(_NEXT.format(where=where))
     return 0
 
 

@@ -121,6 +121,7 @@ def test_several_directories_are_told_to_the_process_and_the_first_is_its_own(he
 
 def test_the_port_for_clients_of_kafka_is_a_setting_of_the_cluster(head, capsys):
     assert run("start", head, "--kafka-port", "9092") == 0
+    assert "\nkafka      port 9092; `oncelog status" in capsys.readouterr().out
     word = cluster_connection.read_discovery(head)
     command = Path(f"/proc/{word.process_id}/cmdline").read_bytes().split(b"\0")
     assert command[command.index(b"--config") + 1] == b"kafka_port=9092"
