@@ -8,8 +8,9 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from leader_harness import LeaderHarness
 from topics import topic_of
-from virtual_time import ManualClock, run_virtually
+from virtual_time import START_MS, ManualClock, run_virtually
 
 from oncelog.actors.coordination.cluster_view import ClusterView
 from oncelog.actors.gateway.calls import Call, Client, Cluster
@@ -20,6 +21,7 @@ from oncelog.actors.gateway.messages.init_producer_id import (
     InitProducerIdResponse,
 )
 from oncelog.actors.gateway.records.handlers import RecordHandlers
+from oncelog.actors.gateway.records.producer_ids import FIRST_KAFKA_ID
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages import partition
 from oncelog.actors.protocol.messages.access import Access, Acl, Rules
@@ -42,9 +44,12 @@ from oncelog.storage.records.codec import encode_records
 FLIGHTS = "flights"
 FLIGHTS_ID = "f" * 32
 KEY = b"key" * 10
+OURS = FIRST_KAFKA_ID + 7
+"""A producer id of those that gateways give."""
 FOREVER_MS = 3_600_000
 ResultT = TypeVar("ResultT")
 Answer = Callable[[Any], Awaitable[Any]]
+Story = Callable[..., Coroutine[Any, Any, None]]
 
 
 class FakeLeader:
@@ -341,13 +346,66 @@ def batch(
     *values: bytes, pid: int = -1, epoch: int = -1, seq: int = -1, is_transactional: bool = False
 ) -> bytes:
     """A record batch as a client sends it."""
-    now_ms = ManualClock().now_ms()
     return bytes(
         encode_records(
-            [(b"k", value, now_ms, ()) for value in values or (b"v",)],
+            [(b"k", value, START_MS, ()) for value in values or (b"v",)],
             producer_id=pid,
             producer_epoch=epoch,
             base_sequence=seq,
             is_transactional=is_transactional,
         )
     )
+
+
+# --- stories ----------------------------------------------------------------------------------
+
+
+def now_ms() -> int:
+    """The time of the running loop."""
+    return round(1_000 * asyncio.get_running_loop().time())
+
+
+def played(partitions: int = 1, **options: Any) -> Callable[[Story], None]:
+    """Run a story with a world, its topic's leaders and a client."""
+
+    def play(story: Story) -> None:
+        world = World()
+        world.options = options
+        world.play(lambda: story(world, world.add(partitions=partitions), world.client()))
+
+    return play
+
+
+def real(harness: LeaderHarness, story: Callable[..., Awaitable[None]], **settings: str) -> None:
+    """Run a story with a real leader of partition 0."""
+    harness.settings = settings
+
+    async def body() -> None:
+        await harness.start()
+        world = World(topic_of(FLIGHTS, 1, topic_id=harness.topic_id))
+
+        async def answer(request: Any) -> Any:
+            return await getattr(harness.leader, request.method)(request)
+
+        world.actors[f"partition:{FLIGHTS}-0@1"] = answer
+        try:
+            await story(world, world.client())
+        finally:
+            await world.handlers.close()
+            await harness.replica.stop()
+
+    asyncio.run(body())
+
+
+def replies(world: World, *given: partition.ProduceReply | ErrorCode, number: int = 0) -> list[Any]:
+    """Have the leader answer produces so, one after the other, the last for ever; what it got."""
+    asked: list[Any] = []
+    left = list(given)
+
+    async def answer(request: Any) -> Any:
+        asked.append(request)
+        found = left.pop(0) if len(left) > 1 else left[0]
+        return request.failed(found) if isinstance(found, ErrorCode) else found
+
+    world.actors[f"partition:{FLIGHTS}-{number}@1"] = answer
+    return asked

@@ -19,6 +19,7 @@ from oncelog.actors.interfaces import CONTROLLER_ACTOR
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.group import OffsetFetchRequest
 from oncelog.actors.protocol.messages.partition import FetchRequest
+from oncelog.actors.protocol.messages.transaction import AbortTransactionRequest
 from oncelog.actors.rpc.door import Door
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, IsolationLevel, TopicPartition
@@ -157,6 +158,17 @@ class Held:
             return await handler(request)
 
         return later
+
+
+async def abort_as_operator(kafka: Kafka) -> None:
+    """Have the coordinator abort the open transaction, as ``oncelog transactions abort`` does."""
+    (description,) = kafka.coordinator.machine.operations.describe([NAME])
+    request = AbortTransactionRequest(
+        transactional_id=NAME,
+        producer_id=description.producer_id,
+        producer_epoch=description.producer_epoch,
+    )
+    assert (await kafka.coordinator.abort_transaction(request)).error is ErrorCode.NONE
 
 
 def play_with(world: CoordinatorWorld) -> Play:

@@ -9,6 +9,7 @@ import asyncio
 import math
 import selectors
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from deadlines import DEADLINE_S
@@ -57,6 +58,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def now_ms(self) -> int:
         return START_MS + self.ahead_ms + int(self.now_s * 1_000)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Wait here for the thread: while it works no time passes, and nothing else runs."""
+        with ThreadPoolExecutor(1) as threads:
+            begun = threads.submit(func, *args)
+        return asyncio.wrap_future(begun, loop=self)
 
     def _jump(self) -> None:
         due_s = self._scheduled[0].when()  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -131,3 +132,41 @@ def test_offsets_that_come_after_the_timeout_are_told_of_it_and_the_producer_goe
 
     run(story())
     assert cluster.offsets == {TopicPartition("s", 0): 3}
+
+
+def test_offsets_that_wait_for_an_enrolment_take_no_longer_than_max_block_ms_all_in_all(
+    cluster: Any, run: Any
+) -> None:
+    """1. A record's enrolment is under way, and nobody answers. 2. Offsets wait for their turn.
+
+    3. The enrolment is given up, and theirs gets no answer either.
+    """
+    cluster.create("t")
+    enrolled: list[set[str]] = []
+
+    async def story() -> float:
+        producer = await begun(cluster, max_block_ms=2_000, request_timeout_ms=30_000, linger_ms=0)
+        real, loop = cluster.call, asyncio.get_running_loop()
+
+        async def call_of_a_hung_coordinator(actor: str, request: Any, *, timeout_ms: int) -> Any:
+            if not isinstance(request, AddPartitionsToTxnRequest):
+                return await real(actor, request, timeout_ms=timeout_ms)
+            enrolled.append({tp.topic for tp in request.partitions})
+            await asyncio.sleep(timeout_ms / 1_000)
+            return request.failed(ErrorCode.REQUEST_TIMED_OUT)
+
+        cluster.call = call_of_a_hung_coordinator
+        await producer.send("t", b"v")
+        await asyncio.sleep(0.5)
+        assert enrolled == [{"t"}]
+        started_s = loop.time()
+        with pytest.raises(OncelogError) as caught:
+            await producer.send_offsets_to_transaction({TopicPartition("s", 0): 1}, GROUP)
+        took_s = loop.time() - started_s
+        assert caught.value.abortable
+        cluster.call = real
+        await producer.abort_transaction()
+        return took_s
+
+    assert run(story()) == pytest.approx(2, abs=0.01)
+    assert len(enrolled) == 2

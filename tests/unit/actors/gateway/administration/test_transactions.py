@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,8 @@ import kafka_admin
 import pytest
 from kafka_admin import AdminCluster, Story
 
-from oncelog.actors.gateway.administration.transactions import (
-    PATTERN_CHARS_MAX,
-    STATES,
-    fits,
-)
+from oncelog.actors.gateway.administration import transactions
+from oncelog.actors.gateway.administration.transactions import PATTERN_CHARS_MAX, STATES, fits
 from oncelog.actors.gateway.messages import describe_transactions as describing
 from oncelog.actors.gateway.messages.apis import ApiKey
 from oncelog.actors.gateway.messages.describe_producers import (
@@ -219,6 +217,31 @@ def test_a_pattern_keeps_the_ids_that_it_fits_as_a_whole(play: Play) -> None:
     play(story)
 
 
+def test_a_pattern_is_compiled_and_compared_in_a_thread(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It loads a library, and there may be many ids: no other client is to wait for that.
+    threads: list[threading.Thread] = []
+
+    def watched(pattern: str, ids: Sequence[str]) -> list[bool]:
+        threads.append(threading.current_thread())
+        return fits(pattern, ids)
+
+    monkeypatch.setattr(transactions, "fits", watched)
+
+    async def story(world: AdminCluster) -> None:
+        await led(world)
+        has(world, 0, transaction(IDS[0]))
+        has(world, 1)
+        rows(await listed(world, transactional_id_pattern=""))
+        assert not threads
+        assert len(rows(await listed(world, transactional_id_pattern=IDS[0]))) == 1
+        assert len(threads) == 2
+        assert threading.current_thread() not in threads
+
+    play(story)
+
+
 # --- describing -------------------------------------------------------------------------------
 
 
@@ -340,7 +363,6 @@ def test_leaders_tell_of_their_producers(play: Play) -> None:
 @pytest.mark.parametrize(
     ("pattern", "fitting", "other"),
     [
-        ("", ["", "a"], []),
         ("^app$", ["app"], ["apps", "^app$"]),
         ("app.*", ["app", "app-1"], ["ap", "an app", "app\n"]),
         ("a|b|", ["a", "b", ""], ["ab"]),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from kafka_records import FLIGHTS, FakeLeader, KafkaClient, World
+from kafka_records import FLIGHTS, FakeLeader, KafkaClient, World, played
 from leader_harness import LeaderHarness
 from topics import topic_of
 from virtual_time import give_turns
@@ -23,16 +22,7 @@ from oncelog.actors.protocol.messages.partition import ListOffsetsReply
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import IsolationLevel
 
-Story = Callable[[World, list[FakeLeader], KafkaClient], Coroutine[Any, Any, None]]
 LATEST, EARLIEST, MAX, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-
-
-def played(partitions: int = 1) -> Callable[[Story], None]:
-    def play(story: Story) -> None:
-        world = World()
-        world.play(lambda: story(world, world.add(partitions=partitions), world.client()))
-
-    return play
 
 
 def test_ends_and_times_are_those_of_the_leader(harness: LeaderHarness) -> None:

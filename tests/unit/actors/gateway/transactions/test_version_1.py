@@ -19,7 +19,7 @@ from kafka_old_client import (
     connection,
     internal,
 )
-from kafka_transactions import DELAYS, FLIGHTS, NAME, TIMEOUT_MS, Kafka, Play
+from kafka_transactions import DELAYS, FLIGHTS, NAME, TIMEOUT_MS, Kafka, Play, abort_as_operator
 from msgspec import structs
 
 from oncelog.actors.gateway.connection_order import ConnectionOrder
@@ -29,7 +29,6 @@ from oncelog.actors.gateway.transactions import told
 from oncelog.actors.gateway.transactions.told import CommitOrder
 from oncelog.actors.protocol.access import Principal
 from oncelog.actors.protocol.messages.access import Access, Acl, Operation, Resource, Rules
-from oncelog.actors.protocol.messages.transaction import AbortTransactionRequest
 from oncelog.actors.protocol.partition.producers import PRODUCER_ID_EXPIRATION_MS
 from oncelog.actors.rpc.door import Door
 from oncelog.storage.errors import ErrorCode
@@ -446,14 +445,6 @@ async def _time_out(kafka: Kafka) -> None:
     await asyncio.sleep(TIMEOUT_MS / 1_000 + 30)
 
 
-async def _abort_as_operator(kafka: Kafka) -> None:
-    producer_id, producer_epoch = internal(kafka)
-    request = AbortTransactionRequest(
-        transactional_id=NAME, producer_id=producer_id, producer_epoch=producer_epoch
-    )
-    assert (await kafka.coordinator.abort_transaction(request)).error is ErrorCode.NONE
-
-
 async def _take_over(kafka: Kafka) -> None:
     assert await (await begun(kafka)).init() == 0
 
@@ -466,7 +457,7 @@ async def _take_over_as_version_2(kafka: Kafka) -> None:
 
 
 @pytest.mark.parametrize(
-    "ended", [_time_out, _abort_as_operator, _take_over, _take_over_as_version_2]
+    "ended", [_time_out, abort_as_operator, _take_over, _take_over_as_version_2]
 )
 def test_a_client_whose_transaction_another_has_ended_is_fenced_for_good(
     play: Play, ended: Any
