@@ -9,9 +9,6 @@ be taken for one of the next transaction. What tells them apart is the connectio
   stalled gateway may accept a connection whose client has long gone elsewhere.
 * It refers to the coordinators' epochs as they were known then. They are learned from replies of
   the coordinators themselves: once one has replied, none before it decides anything.
-* A gateway that has just started knows no epoch yet. So a connection that has made no request with
-  a label takes its place anew when InitProducerId has told the first one. What its id asks for
-  next is sent after that answer; of other ids that is not known, so there it has no place.
 * ``incarnation`` is higher than that of any gateway which has started before.
 """
 
@@ -34,8 +31,6 @@ class ConnectionPlace:
     """Shard of the coordinators → the epoch that was known; never changed, and shared by places."""
     incarnation: int
     number: int
-    only_id: str = ""
-    """The transactional id that it counts for; "" for all."""
     request_count: int = 0
 
     def label(self, shard: int) -> ConnectionLabel:
@@ -59,20 +54,10 @@ class ConnectionOrder:
         """Replaced whenever something is learned; bounded by the shards that there are."""
         self._count = 0
 
-    def take(self, only_id: str = "") -> ConnectionPlace:
+    def take(self) -> ConnectionPlace:
         """The place of a connection: after all that were taken before."""
         self._count += 1
-        return ConnectionPlace(self._epochs, self.incarnation, self._count, only_id)
-
-    def take_again(
-        self, place: ConnectionPlace, shard: int, transactional_id: str
-    ) -> ConnectionPlace:
-        """``place``, or a later one if a coordinator has just told an id's client its first epoch.
-
-        Only while the answer to InitProducerId is made: the client of the id waits for that.
-        """
-        is_used = place.request_count > 0
-        return place if is_used or shard in place.epochs else self.take(transactional_id)
+        return ConnectionPlace(self._epochs, self.incarnation, self._count)
 
     def learn(self, shard: int, coordinator_epoch: int) -> None:
         """A coordinator has replied, and told its epoch; what is lower than known is late."""

@@ -255,8 +255,7 @@ class Version1Model:
         self._write(decided, facts.begun_by, world)
         if decided.reply.error is ErrorCode.NONE:
             pair = (decided.reply.producer_id, decided.reply.producer_epoch)
-            # The answer tells the coordinator's epoch: the place is taken with it.
-            place = (facts.newest, facts.client.place[1] + 1)
+            place = (facts.client.place[0], facts.client.place[1] + 1)
             client = Client(pair=pair, n=facts.client.n, place=place)
             world.facts = replace(world.facts, client=client)
 

@@ -193,17 +193,10 @@ def _denies(reply: VerifyTxnReply) -> bool:
 
 
 async def learn_epoch(call: Call, transactional_id: str, coordinator_epoch: int) -> None:
-    """Remember the epoch that a coordinator has told in its answer to InitProducerId, -1 if none.
-
-    The answer to the client comes after that, so its connection may have a place from now on.
-    """
+    """Remember the epoch that the coordinator of an id has told in its reply, -1 if it has not."""
     shard = await call.shard(TRANSACTION_STATE_TOPIC, transactional_id)
-    if shard is None:
-        return
-    order, place = call.cluster.order, call.client.place
-    order.learn(shard.partition, coordinator_epoch)
-    if place is not None:
-        call.client.place = order.take_again(place, shard.partition, transactional_id)
+    if shard is not None:
+        call.cluster.order.learn(shard.partition, coordinator_epoch)
 
 
 @dataclass(frozen=True, slots=True)

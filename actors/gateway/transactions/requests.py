@@ -94,7 +94,6 @@ from oncelog.actors.gateway.transactions.told import (
     CommitOrder,
     ask_in_order,
     coordinator_here,
-    place_of,
     shows_life,
     told_code,
 )
@@ -380,10 +379,11 @@ class Transactions:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if await coordinator_here(call, shard) is None:
             return ErrorCode.NOT_COORDINATOR
-        place = place_of(call, request.transactional_id)
-        if place is None:
+        client = call.client
+        if client.place is None:
+            client.place = call.cluster.order.take()
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        self._order.enter(call.client.principal, request.transactional_id, place)
+        self._order.enter(client.principal, request.transactional_id, client.place)
         return ErrorCode.NONE
 
     def _warn_of_old(self, call: Call, transactional_id: str) -> None:

@@ -110,19 +110,6 @@ async def coordinator_here(call: Call, shard: TopicPartition) -> str | None:
     return None
 
 
-def place_of(call: Call, transactional_id: str) -> ConnectionPlace | None:
-    """The place of the connection; ``None``: only what is sent after this answer will have one.
-
-    ``ReconnectError`` if its place counts for another id.
-    """
-    place = call.client.place
-    if place is None:
-        call.client.place = call.cluster.order.take()
-    elif place.only_id not in ("", transactional_id):
-        raise ReconnectError(f"the connection of {place.only_id!r} is no place for others")
-    return place
-
-
 async def ask_in_order(call: Call, transactional_id: str, request: Request[_ReplyT]) -> _ReplyT:
     """Ask the coordinator of an id what changes its transaction, with the label of its connection.
 
@@ -135,8 +122,9 @@ async def ask_in_order(call: Call, transactional_id: str, request: Request[_Repl
     actor = await coordinator_here(call, shard)
     if actor is None:
         return request.failed(ErrorCode.NOT_COORDINATOR)
-    place = place_of(call, transactional_id)
+    place = call.client.place
     if place is None:
+        call.client.place = call.cluster.order.take()
         return request.failed(ErrorCode.CONCURRENT_TRANSACTIONS)
     request = structs.replace(request, label=place.label(shard.partition))
     reply = await call.ask(actor, request)

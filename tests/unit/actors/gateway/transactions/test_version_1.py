@@ -7,7 +7,6 @@ at a time; what it sent on an earlier one may come at any time.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,50 +130,14 @@ def test_the_pair_recovers_after_a_lost_batch_and_is_another_then(play: Play) ->
 # --- the order of connections -----------------------------------------------------------------
 
 
-def test_who_gets_its_pair_from_a_gateway_that_has_just_started_goes_on_there(play: Play) -> None:
+def test_a_connection_from_before_its_coordinator_was_known_is_closed_once(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         client = OldClient(kafka, kafka.gateway())
         assert await client.init() == 0
-        await client.transact(FLIGHTS)
-        assert await client.add_offsets() == 0
-        assert await client.commit(7) == 0
-        assert await client.end() == 0
-
-    play(scenario)
-
-
-def test_a_connection_from_before_its_coordinator_was_known_is_closed_once(play: Play) -> None:
-    async def scenario(kafka: Kafka) -> None:
-        client, started_anew = await begun(kafka), kafka.gateway()
-        client.connect(started_anew)
         with pytest.raises(ReconnectError):
             await client.add("flights")
         client.connect()
         await client.transact(FLIGHTS)
-
-    play(scenario)
-
-
-def test_the_place_that_came_with_a_pair_is_of_no_other_id_and_of_no_used_connection(
-    play: Play,
-) -> None:
-    # A connection that its client has left, full of requests of two ids: what is behind the first
-    # InitProducerId was sent before it was answered.
-    async def scenario(kafka: Kafka) -> None:
-        client = OldClient(kafka, kafka.gateway())
-        assert await client.init() == 0
-        place = client.client.place
-        assert place is not None
-        client.client.place = replace(place, only_id="another")
-        with pytest.raises(ReconnectError):
-            await client.add("flights")
-        with pytest.raises(ReconnectError):
-            await client.commit(7)
-        client.client.place = place
-        assert await client.add("flights") == [0]
-        used = client.client.place
-        assert await client.init() == 0
-        assert client.client.place is used
 
     play(scenario)
 
@@ -350,19 +313,6 @@ def test_requests_of_one_connection_are_numbered_and_repeats_are_not(play: Play)
         assert len(repeats) > 1
 
     play(scenario)
-
-
-def test_a_place_is_taken_again_only_where_it_was_of_no_use() -> None:
-    order = ConnectionOrder()
-    used, unused = order.take(), order.take()
-    assert used.label(3).coordinator_epoch == -1
-    order.learn(3, 7)
-    assert order.take_again(used, 3, "a") is used
-    again = order.take_again(unused, 3, "a")
-    assert again.label(3).coordinator_epoch == 7
-    assert (again.number, again.only_id) == (3, "a")
-    fresh = order.take()
-    assert order.take_again(fresh, 3, "a") is fresh
 
 
 def test_a_place_has_the_epochs_that_were_known_when_it_was_taken() -> None:
