@@ -31,6 +31,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from deadlines import DEADLINE_S, to_its_end, wait_for
 
+from oncelog.api.admin.admin import Admin
 from oncelog.api.cli import cluster as cli_cluster
 from oncelog.api.client import Cluster, connect_directly
 from oncelog.api.session import cluster_connection
@@ -443,6 +444,31 @@ def stop_when(process: subprocess.Popen[Any], is_so: Callable[[], bool]) -> None
             if is_so():
                 return
             process.send_signal(signal.SIGCONT)
+
+
+class OpenOutput:
+    """Whether a program has output to ``sink`` in an open transaction, of ids with a prefix."""
+
+    def __init__(self, admin: Admin, prefix: str, sink: str) -> None:
+        self._admin, self._prefix, self._sink = admin, prefix, sink
+        self._begun: set[tuple[str, int, int]] = set()
+
+    def after(self, count: int) -> Callable[[], bool]:
+        """Tells whether that is so, once it has seen ``count`` transactions more than before.
+
+        So it is not about one that a killed process has left open.
+        """
+        least = len(self._begun) + count
+
+        def is_so() -> bool:
+            for one in self._admin.list_transactions(states=["Ongoing"]):
+                if one.transactional_id.startswith(self._prefix):
+                    self._begun.add((one.transactional_id, one.producer_id, one.producer_epoch))
+                    if self._sink in {tp.topic for tp in one.partitions}:
+                        return len(self._begun) >= least
+            return False
+
+        return is_so
 
 
 class Copier:

@@ -6,12 +6,12 @@ import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from kafka_clients import (
     UNCOMMITTED,
     KafkaCluster,
+    OpenOutput,
     fetched_jars,
     java,
     read_to_end,
@@ -134,24 +134,11 @@ def count_under_kill(
     wanted = expected_counts(written)
     write_with_librdkafka(cluster.bootstrap, counting.source, written, partitioner="random")
     with closing(cluster.connect()) as own:
-        admin = own.admin()
-
-        begun: set[tuple[str, int, int]] = set()
-
-        def is_open_after(count: int) -> bool:
-            """Whether there is output in an open transaction, and so many have begun by now."""
-            for one in admin.list_transactions(states=["Ongoing"]):
-                if one.transactional_id.startswith(f"{name}-"):
-                    begun.add((one.transactional_id, one.producer_id, one.producer_epoch))
-                    if counting.sink in {tp.topic for tp in one.partitions}:
-                        return len(begun) >= count
-            return False
-
+        output = OpenOutput(own.admin(), f"{name}-", counting.sink)
         try:
             for _ in range(kills):
                 counting.start()
-                # Not the transaction that the one before has left open.
-                counting.kill_when(partial(is_open_after, len(begun) + TRANSACTIONS_OF_LIFE))
+                counting.kill_when(output.after(TRANSACTIONS_OF_LIFE))
                 assert len(read_to_end(cluster.bootstrap, counting.sink)) < len(wanted)
                 between()
             counting.start()

@@ -308,7 +308,11 @@ class Transactions:
     # --- ends -----------------------------------------------------------------------------
 
     async def end(self, call: Call, request: EndTxnRequest) -> EndTxnResponse:
-        """Commit or abort; tells the producer id and epoch of the next transaction."""
+        """Commit or abort; tells the producer id and epoch of the next transaction.
+
+        Java's client of version 2 may overtake its own batches with its commit, if threads of it
+        race. It repeats the commit after them, as it does while the last one is not complete.
+        """
         transactional_id = request.transactional_id
         asked = transaction.EndTxnRequest(
             transactional_id=transactional_id,
@@ -322,7 +326,10 @@ class Transactions:
         else:
             reply = await ask_coordinator(call, transactional_id, asked)
         if reply.error is not ErrorCode.NONE:
-            code = _code(call, ApiKey.END_TXN, reply.error, is_version_1=is_version_1)
+            named = request.producer_id, request.producer_epoch
+            is_early = not is_version_1 and (reply.producer_id, reply.producer_epoch) == named
+            error = ErrorCode.CONCURRENT_TRANSACTIONS if is_early else reply.error
+            code = _code(call, ApiKey.END_TXN, error, is_version_1=is_version_1)
             return EndTxnResponse(throttle_time_ms=throttle_of(reply), error_code=code)
         self._enrolments.ended(transactional_id)
         return EndTxnResponse(

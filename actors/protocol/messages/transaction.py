@@ -338,6 +338,7 @@ class EndTxnReply(Reply, frozen=True, kw_only=True):
     ``enrolments`` are those of the request's ``next_partitions``: empty if they are not enrolled,
     and without tickets if the next transaction is not open yet or its topics must be looked up.
     With a label, the pair is the told pair. ``coordinator_epoch`` is as in ``InitProducerIdReply``.
+    With INVALID_TXN_STATE it is the request's own pair if nothing was enrolled under that yet.
     """
 
     producer_id: int = NO_PRODUCER_ID

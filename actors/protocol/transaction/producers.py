@@ -354,6 +354,9 @@ class Producers:
             is_taken_over = age is EndAge.RETRY and metadata.epoch_cause is not EpochCause.OWNER
             if is_taken_over and verdict in _NOT_ITS_END:
                 return refused(request, *outdated(metadata, *caller))
+            is_empty = verdict is ErrorCode.INVALID_TXN_STATE and age is EndAge.CURRENT
+            if is_empty and request.label is None:
+                return Decision(reply=_nothing_to_commit(request))
             return refused(request, verdict)
         if request.committed:
             refusal = check_version(request.transactional_id, request.token, metadata.commit_token)
@@ -385,6 +388,15 @@ class Producers:
         age = end_age(metadata, producer_id=caller[0], producer_epoch=caller[1])
         is_of_version_1 = metadata.told is not None
         return outdated(metadata, *caller) if age is None or is_of_version_1 else age
+
+
+def _nothing_to_commit(request: EndTxnRequest) -> EndTxnReply:
+    """The refusal of a commit before anything was enrolled: it tells the pair, which is current."""
+    return EndTxnReply(
+        error=ErrorCode.INVALID_TXN_STATE,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+    )
 
 
 def _init_refusal(

@@ -21,10 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
+from debezium import DEBEZIUM  # noqa: E402
 from flink import FLINK_CONNECTOR  # noqa: E402
 from franz_go import FranzGo  # noqa: E402
 from java_tools import JAVA_TOOLS  # noqa: E402
 from kafka_clients import KafkaCluster, started  # noqa: E402
+from kafka_connect import KAFKA_CONNECT  # noqa: E402
 from kafka_python import KafkaPython  # noqa: E402
 from kcat import Kcat  # noqa: E402
 from librdkafka import SCENARIOS, Librdkafka  # noqa: E402
@@ -48,6 +50,8 @@ SUITES: tuple[Suite, ...] = (
     Kcat(),
     JAVA_TOOLS,
     STREAMS,
+    KAFKA_CONNECT,
+    DEBEZIUM,
     SPARK,
     FLINK_CONNECTOR,
     RAY_DATA,

@@ -73,6 +73,8 @@ def test_the_machine_answers_each_cell(
     else:
         assert reply.error.name == verdict
         assert not decision.records
+        is_early = verdict == "INVALID_TXN_STATE" and age is EndAge.CURRENT
+        assert (reply.producer_id, reply.producer_epoch) == ((7, 5) if is_early else (-1, -1))
 
 
 @pytest.mark.parametrize("epoch", [3, 6, 32_767, -1])

@@ -106,6 +106,38 @@ def test_an_end_may_be_repeated_through_another_gateway(play: Play) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("transactions", [0, 1])
+def test_a_commit_that_has_overtaken_its_batches_is_repeated_after_them(
+    play: Play, transactions: int
+) -> None:
+    # 1. A thread of the client sees no batch. 2. Another gives it some, and asks for the commit.
+    # 3. The first sends the commit, which ends nothing yet. 4. The batches; the commit once more.
+    async def scenario(kafka: Kafka) -> None:
+        gateway = kafka.gateway()
+        producer = await new_client(kafka, gateway)
+        for _ in range(transactions):
+            await producer.send(gateway)
+            assert await producer.end(gateway) == 0
+        assert await producer.end(gateway) == int(ErrorCode.CONCURRENT_TRANSACTIONS)
+        assert await producer.send(gateway) is ErrorCode.NONE
+        assert await producer.end(gateway) == 0
+        assert kafka.state() == "CompleteCommit"
+
+    play(scenario)
+
+
+def test_a_commit_of_what_its_producer_has_aborted_is_refused_for_good(play: Play) -> None:
+    async def scenario(kafka: Kafka) -> None:
+        gateway = kafka.gateway()
+        producer = await new_client(kafka, gateway)
+        await producer.send(gateway)
+        late = producer.at(producer.epoch)
+        assert await producer.end(gateway, committed=False) == 0
+        assert await late.end(gateway) == int(ErrorCode.INVALID_TXN_STATE)
+
+    play(scenario)
+
+
 def test_the_last_epoch_is_followed_by_another_producer_id(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         gateway = kafka.gateway()
