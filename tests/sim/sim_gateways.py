@@ -45,6 +45,7 @@ ANSWERS_SHARE = 0.3
 """How much rarer answers are late than requests."""
 
 _OF_IDS = "transaction:"
+_OF_HOSTS = "partitions:"
 
 TRANSACTIONAL_CALLS = (
     "add_offsets_to_txn",
@@ -194,7 +195,7 @@ class Gateways:
         world, name = self.world, self._random.choice(self._names())
         (kind,) = self._random.choices(list(rates), list(rates.values()))
         if kind == "move":
-            name = self._random.choice([one for one in world.configs if one.startswith(_OF_IDS)])
+            name = self._random.choice(self._coordinators())
         if kind != "pause":
             world.kill(name)
             return
@@ -202,6 +203,12 @@ class Gateways:
         world.loop.call_later(
             self._random.choice(PAUSES_S), world.resume, name, context=world.driver.context
         )
+
+    def _coordinators(self) -> list[str]:
+        """The actors that hold coordinators of transactions, or hosts, if those do."""
+        names = list(self.world.configs)
+        own = [name for name in names if name.startswith(_OF_IDS)]
+        return own or [name for name in names if name.startswith(_OF_HOSTS)]
 
     def _break_links(self) -> None:
         """Whoever is at the other end of a dead process hears of it, mostly."""
@@ -253,6 +260,11 @@ class _Stream:
         self._handles.append(
             world.loop.call_at(self._free_at_s, self._arrive, piece, context=world.driver.context)
         )
+
+    def hold(self, for_s: float) -> None:
+        """Nothing that is sent from now on arrives before that time is over."""
+        until_s = self._link.gateways.world.now_s + for_s
+        self._free_at_s = max(self._free_at_s, until_s)
 
     def lose(self) -> None:
         """What is on its way never arrives."""
@@ -310,6 +322,11 @@ class Link:
         """Send bytes, unless the connection is closed."""
         if self._is_open:
             self._up.put(piece)
+
+    def hold(self, for_s: float) -> None:
+        """Keep from the gateway what is sent from now on, for so long."""
+        self.gateways.world.count("held connection")
+        self._up.hold(for_s)
 
     def close(self) -> None:
         """Close it; what is on its way is lost, or is read before the end."""

@@ -33,10 +33,11 @@ from kafka.protocol.producer import (
     TxnOffsetCommitResponse,
 )
 from msgspec import structs
-from sim_history import Claim, Outcome, SentRecord, Write
+from sim_history import Claim, Outcome, SentRecord, Write, key_of
 from sim_kafka_session import GROUP, TRANSACTION, Session
 from sim_stage import COPY_GROUP, COPY_SOURCE, COPY_TARGET, Life, NotedReader, Player
 
+from oncelog.actors.gateway.transactions import requests
 from oncelog.actors.protocol.transaction import producers as transaction_producers
 from oncelog.actors.protocol.transaction.transaction_state import TransactionMetadata
 from oncelog.api.records import ConsumerGroupMetadata, ConsumerRecord
@@ -46,13 +47,11 @@ from oncelog.storage.model import IsolationLevel, TopicPartition
 from oncelog.storage.records.codec import encode_records
 
 RECORDS_MAX = 8
-BATCH_RECORDS_MAX = 3
 TRIES_MAX = 4
 """How often a program commits or aborts again that was not answered in time."""
 
 COPY_POLL_INTERVAL_MS = 4_000
 LAST_PATIENCE_S = 10.0
-PURGE_SHARE = 0.2
 
 AGAIN = frozenset(
     {
@@ -226,7 +225,7 @@ class KafkaProducer:
         by_partition: dict[TopicPartition, list[SentRecord]] = {}
         for record in records:
             by_partition.setdefault(record.topic_partition, []).append(record)
-        size = self._player.random.randint(1, BATCH_RECORDS_MAX)
+        size = self._player.random.randint(1, self._player.stage.plan.kafka_batch_max)
         return [
             self._batch(tp, found[first : first + size])
             for tp, found in by_partition.items()
@@ -237,8 +236,12 @@ class KafkaProducer:
         sequence = self._sequences.get(tp, 0)
         self._sequences[tp] = sequence + len(records)
         now_ms = self._player.client.clock.now_ms()
+        keys = [key_of(tp, record.value) for record in records]
         data = encode_records(
-            [(None, record.value.encode(), now_ms, ()) for record in records],
+            [
+                (None if key is None else key.encode(), record.value.encode(), now_ms, ())
+                for key, record in zip(keys, records, strict=True)
+            ],
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
             base_sequence=sequence,
@@ -280,7 +283,8 @@ class KafkaProducer:
         librdkafka forgets them then, and goes on with their sequences, under the same epoch.
         """
         is_lost = all(error in (None, ErrorCode.NONE) for error in errors)
-        if not self.kind.purges or not is_lost or self._player.random.random() >= PURGE_SHARE:
+        share = self._player.stage.plan.kafka_purges
+        if not self.kind.purges or not is_lost or self._player.random.random() >= share:
             return
         for batch in reversed(batches):
             self._sequences[batch.tp] = batch.sequence
@@ -300,7 +304,7 @@ class KafkaProducer:
             timeout_ms=1_000,
             topic_data=[topic_of(name=batch.tp.topic, partition_data=[one])],
         )
-        answer = await session.ask(address, message, ProduceResponse)
+        answer = await session.ask(address, message, ProduceResponse, may_be_held=True)
         if answer is None:
             session.forget(batch.tp)
             return None
@@ -465,6 +469,14 @@ def first_epochs(epoch: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def sequences_asked_within(request_timeout_ms: int) -> Iterator[None]:
+    """Clients that wait more briefly than Kafka's still wait for longer than gateways ask."""
+    within_ms = min(requests.SEQUENCE_WITHIN_MS, request_timeout_ms // 2)
+    with mock.patch.object(requests, "SEQUENCE_WITHIN_MS", within_ms):
+        yield
+
+
 # --- roles ------------------------------------------------------------------------------------
 
 
@@ -561,6 +573,7 @@ async def _commit(player: Player, producer: KafkaProducer, write: Write) -> bool
             break
         if is_answered:
             player.ended(write, Outcome.OK)
+            player.stage.counts["commits of clients of Kafka"] += 1
             return True
     player.ended(write, Outcome.UNKNOWN)
     return False
@@ -705,6 +718,8 @@ async def _copy_batch(
             positions = {record.topic_partition: record.offset + 1 for record in records}
             write.offsets |= {(COPY_GROUP, tp): offset for tp, offset in positions.items()}
             await producer.send_positions(positions, noted.consumer.group_metadata())
+        if player.stage.plan.kafka_ends_after_ms:
+            await player.pause(player.stage.plan.kafka_ends_after_ms)
     except (AbortError, DeadError, OncelogError) as error:
         player.stage.world.note(f"{write.name}: {error}")
         can_go_on = await _abort(player, producer, write)

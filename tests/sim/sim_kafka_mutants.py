@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
@@ -126,6 +128,27 @@ def _sequences_of_memory() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _sequences_after_enrolment() -> Iterator[None]:
+    """The sequence of positions is asked for when all else is done, however late that is."""
+    real_describe = requests._describe
+
+    async def gather(described: Any, enrolled: Any) -> Any:
+        reply = await enrolled
+        return await described, reply
+
+    async def describe(call: Call, asked: Any, arrived_ms: int) -> Any:
+        del arrived_ms
+        return await real_describe(call, asked, requests.loop_ms())
+
+    in_turn = SimpleNamespace(**vars(asyncio) | {"gather": gather})
+    with (
+        mock.patch.object(requests, "asyncio", in_turn),
+        mock.patch.object(requests, "_describe", describe),
+    ):
+        yield
+
+
 # --- version 1 --------------------------------------------------------------------------------
 
 
@@ -245,6 +268,16 @@ def _connections_go_on() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _everybody_lives() -> Iterator[None]:
+    """What a client gave up when it aborted counts if it comes in its next transaction."""
+    with (
+        mock.patch.object(produce, "shows_life", return_value=True),
+        mock.patch.object(requests, "shows_life", return_value=True),
+    ):
+        yield
+
+
 VERSION_1: dict[str, Any] = KAFKA | {"kafka_kinds": ("librdkafka", "java-3")}
 
 STALLED: dict[str, Any] = VERSION_1 | {
@@ -277,6 +310,41 @@ KAFKA_MUTANTS = (
         name="sequences of the log",
         sabotage=_sequences_of_memory,
         changes=COPIES | {"kill": 1.0},
+    ),
+    Saboteur(
+        name="signs of life after an abort",
+        checker="AbortedReads",
+        sabotage=_everybody_lives,
+        changes=VERSION_1
+        | {
+            "kafka_kinds": ("librdkafka",),
+            "kafka_writers": 4,
+            "kafka_batch_max": 1,
+            "kafka_holds": 0.1,
+            "kafka_purges": 1.0,
+            "kafka_late": 1.0,
+            "pause_ms": 200.0,
+            "topics": {"t0": 2},
+        },
+    ),
+    Saboteur(
+        name="sequences asked for at once",
+        sabotage=_sequences_after_enrolment,
+        changes=COPIES
+        | {
+            "brokers": 3,
+            "topics": {"t0": 3},
+            "kafka_copiers": 3,
+            "kafka_commits_max": 6,
+            "kafka_ends_after_ms": 2_000.0,
+            "kafka_wanders": 1.0,
+            "kafka_delays": 0.25,
+            "kafka_delayed": ("add_offsets_to_txn",),
+            "delay_max_ms": 3_000.0,
+            "request_timeout_ms": 200,
+            "transaction_timeout_ms": 20_000,
+            "readers": 0,
+        },
     ),
     Saboteur(
         name="order of version 1 requests",

@@ -27,6 +27,8 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 
 BACKOFF_S = (0.02, 0.1)
+HOLD_TIMEOUTS = (1.0, 3.0)
+"""How long a batch stays on its connection, in times that its client waits for an answer."""
 
 GROUP, TRANSACTION = 0, 1
 """Kinds of coordinators in FindCoordinator."""
@@ -58,10 +60,15 @@ class _Wire:
         hello = ApiVersionsRequest[3](client_software_name=name, client_software_version=version)
         return await self.ask(hello, ApiVersionsResponse) is not None
 
-    async def ask(self, message: Any, response: Any) -> Any:
-        """The answer; ``None`` if the connection was lost before, or was not answered in time."""
+    async def ask(self, message: Any, response: Any, hold_s: float = 0.0) -> Any:
+        """The answer; ``None`` if the connection was lost before, or was not answered in time.
+
+        The gateway reads the message, and what follows, after ``hold_s``.
+        """
         if self.is_lost or self._link is None:
             return None
+        if hold_s:
+            self._link.hold(hold_s)
         self._count += 1
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -85,6 +92,9 @@ class _Wire:
         self._waiting.clear()
 
     def _bytes(self, piece: bytes) -> None:
+        if self.is_lost:
+            # A process that was paused closes it first, and then is given what came before.
+            return
         self._arrived += piece
         while len(self._arrived) >= 4:
             end = 4 + int.from_bytes(self._arrived[:4], "big")
@@ -124,10 +134,17 @@ class Session:
         for wire in list(self._wires.values()):
             wire.lost()
 
-    async def ask(self, address: Address, message: Any, response: Any) -> Any:
+    async def ask(
+        self, address: Address, message: Any, response: Any, *, may_be_held: bool = False
+    ) -> Any:
         """Ask a node; ``None`` if there is no answer."""
         wire = await self._wire(address)
-        return None if wire is None else await wire.ask(message, response)
+        if wire is None:
+            return None
+        share = self.gateways.plan.kafka_holds if may_be_held else 0.0
+        is_held = share and self.random.random() < share
+        hold_s = self.random.uniform(*HOLD_TIMEOUTS) * self.timeout_s if is_held else 0.0
+        return await wire.ask(message, response, hold_s)
 
     async def back_off(self) -> None:
         """Wait before something is tried again."""

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from msgspec import structs
+from sim_stage import NO_KAFKA
 
 from oncelog.actors.controller.access_announcements import AccessAnnouncements
 from oncelog.actors.coordination.runtime import CoordinatorRuntime
@@ -470,7 +471,7 @@ REFUSED = {"disk_refusal": 4.0, "peace": 0.0}
 
 ALONE = {"copiers": 0, "jobs": 0, "plain_writers": 0, "hijackers": 0, "rogues": 0, "intruders": 0}
 ALONE |= {"impostors": 0, "strangers": 0, "remakers": 0, "processors": 0, "queries": 0}
-ALONE |= {"commit_readers": 0, "preparers": 0}
+ALONE |= {"commit_readers": 0, "preparers": 0} | NO_KAFKA
 """Nobody but writers and readers: shorter runs."""
 
 LATE = {"delay": 0.1, "delay_max_ms": 60_000.0, "duplicate": 0.1, "peace": 0.0}

@@ -17,6 +17,16 @@ RARER = (
     "disk_refusal",
     "file_damage",
 )
+OF_KAFKA = (
+    "kafka_delays",
+    "kafka_repeats",
+    "kafka_stalls",
+    "kafka_holds",
+    "kafka_pauses",
+    "kafka_moves",
+    "kafka_first_epoch",
+    "kafka_wanders",
+)
 ROLES = (
     "hijackers",
     "jobs",
@@ -27,6 +37,9 @@ ROLES = (
     "uncommitted_readers",
     "readers",
     "writers",
+    "kafka_copiers",
+    "kafka_sharers",
+    "kafka_writers",
 )
 
 
@@ -72,6 +85,9 @@ def _attempts(result: Result) -> Iterator[tuple[str, Any]]:
     for kind in (*RATES, *RARER):
         if getattr(faults, kind):
             yield kind, 0.0
+    for kind in OF_KAFKA:
+        if getattr(workload, kind):
+            yield kind, 0
     for role in ROLES:
         if getattr(workload, role):
             yield role, 0

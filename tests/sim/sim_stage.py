@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from random import Random
 from typing import Any
 
@@ -91,8 +91,12 @@ class WorkloadPlan:
     kafka_sharers: int = 0
     """Clients of Kafka that write under ids of each other, and of our own writers."""
     kafka_kinds: tuple[str, ...] = ("java-4",)
+    kafka_batch_max: int = 3
+    """How many records at most they send as one batch."""
     kafka_commits_max: int = 1
     """How often a copier among them commits positions in one transaction."""
+    kafka_ends_after_ms: float = 0.0
+    """How long such a copier mostly thinks before it ends a transaction."""
     kafka_delays: float = 0.0
     """How often calls of gateways about transactions are delayed, beside what ``faults`` do."""
     kafka_delayed: tuple[str, ...] = ()
@@ -111,6 +115,12 @@ class WorkloadPlan:
     """Of each new transactional id: near 32,766 the epochs are soon used up."""
     kafka_keeps_ids: bool = False
     """Whether nothing can take their ids, not even a late call: who is fenced was wronged."""
+    kafka_holds: float = 0.0
+    """How often a batch stays on its connection until its client has given that up; other
+    connections are as they were."""
+    kafka_purges: float = 0.2
+    """How often a program aborts while batches are lost, if its client then uses their sequences
+    again."""
     kafka_late: float = 0.7
     """How often what they sent on a connection that they close still arrives; else it is lost."""
     kafka_wanders: float = 0.0
@@ -120,6 +130,12 @@ class WorkloadPlan:
     def has_kafka(self) -> bool:
         """Whether any client of Kafka is on stage."""
         return bool(self.kafka_writers or self.kafka_copiers or self.kafka_sharers)
+
+
+NO_KAFKA: dict[str, Any] = {
+    part.name: part.default for part in fields(WorkloadPlan) if part.name.startswith("kafka_")
+}
+"""Changes that leave clients of Kafka out."""
 
 
 @dataclass(slots=True)

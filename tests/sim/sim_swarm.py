@@ -23,7 +23,14 @@ from sim_gateways import Gateways
 from sim_history import History, LogEnd
 from sim_impostor import impostor
 from sim_jobs import SHARED_ID, last_writes, planner, querier
-from sim_kafka_clients import first_epochs, kafka_copier, kafka_writer, last_transactions
+from sim_kafka_clients import (
+    KINDS,
+    first_epochs,
+    kafka_copier,
+    kafka_writer,
+    last_transactions,
+    sequences_asked_within,
+)
 from sim_launcher import founded_disks
 from sim_liveness import LASTING_FAULTS, Before, progress_s, topic_for_progress
 from sim_log_watch import LogWatch, watching
@@ -80,6 +87,14 @@ RESTLESS: dict[str, Any] = {"brokers": 3, "replication_factor": 3, "peace": 0.0}
 
 RESTLESS_SHARE = 1 / 6
 """Of all seeds."""
+
+KAFKA_AT_PEACE: dict[str, Any] = dict.fromkeys(
+    ("kafka_delays", "kafka_stalls", "kafka_holds", "kafka_pauses", "kafka_moves"), 0.0
+)
+"""Changes to what strikes gateways by itself."""
+
+KAFKA_SHARE = 1 / 3
+"""Of the seeds without strangers, which are three of four."""
 
 VOTERS_LIMIT_S = 60.0
 """Virtual time within which three brokers that live are voters in sync."""
@@ -162,8 +177,37 @@ ON_ERROR = ("fail", "fail", "retry", "skip", "dead_letter")
 
 def drawn_scenario(seed: int) -> Scenario:
     """What ``seed`` stands for; now and then three replicas, and faults without a pause."""
-    is_restless = Random(f"restless {seed}").random() < RESTLESS_SHARE
-    return _drawn(seed).changed(RESTLESS) if is_restless else _drawn(seed)
+    drawn = _drawn(seed)
+    if Random(f"restless {seed}").random() < RESTLESS_SHARE:
+        drawn = drawn.changed(RESTLESS)
+    return drawn.changed(_drawn_kafka(drawn))
+
+
+def _drawn_kafka(drawn: Scenario) -> dict[str, Any]:
+    """Clients of Kafka in a share of all worlds, and what they suffer.
+
+    Their copiers commit positions once in a transaction. Gateways stall here, and what one reads
+    too late would count as the newest (ADR 34, "Not closed").
+    """
+    random = Random(f"kafka {drawn.seed}")
+    if random.random() >= KAFKA_SHARE or drawn.workload.strangers:
+        return {}
+    return {
+        "kafka_writers": random.choice((1, 2, 3)),
+        "kafka_copiers": random.choice((0, 1)) if COPY_TARGET in drawn.workload.topics else 0,
+        "kafka_sharers": random.choice((0, 0, 1)),
+        "kafka_kinds": random.choice((("java-4",), ("java-3", "librdkafka"), tuple(KINDS))),
+        "kafka_delays": random.choice((0.0, 0.0, 0.05)),
+        "kafka_repeats": random.choice((0.0, 0.0, 0.3)),
+        "kafka_stalls": random.choice((0.0, 0.0, 0.05)),
+        "kafka_holds": random.choice((0.0, 0.1)),
+        "kafka_purges": random.choice((0.2, 0.8)),
+        "kafka_pauses": random.choice((0.0, 0.0, 0.3)),
+        "kafka_moves": random.choice((0.0, 0.0, 0.3)),
+        "kafka_first_epoch": random.choice((0, 0, 0, 32_763)),
+        "kafka_late": random.choice((0.0, 0.7, 1.0)),
+        "kafka_wanders": random.choice((0.0, 0.0, 0.1)),
+    }
 
 
 def _drawn(seed: int) -> Scenario:
@@ -264,6 +308,7 @@ def run_scenario(scenario: Scenario, history_path: Path | None = None) -> Result
         watching() as watch,
         low_bounds(scenario.seed) as turned_away,
         first_epochs(first_epoch) if first_epoch else contextlib.nullcontext(),
+        sequences_asked_within(scenario.workload.request_timeout_ms),
     ):
         try:
             world = World(scenario.seed, topics=scenario.workload.topics, settings=settings)
@@ -397,7 +442,7 @@ def _play(stage: Stage, faults: FaultPlan) -> None:
 def _go_on_with_kafka(stage: Stage) -> None:
     """Gateways and clients of Kafka anew, in peace: now each transaction is committed."""
     world = stage.world
-    plan = dataclasses.replace(stage.plan, kafka_delays=0.0, kafka_stalls=0.0)
+    plan = dataclasses.replace(stage.plan, **KAFKA_AT_PEACE)
     stage.gateways = Gateways(world, plan, FaultPlan())
     world.driver.spawn(stage.gateways.keep())
     world.run(world.until(stage.gateways.are_there), limit_s=QUIET_LIMIT_S)

@@ -36,6 +36,13 @@ WORLDS: dict[str, dict[str, Any]] = {
     "version 2": SMALL | LATE | {"kill": 0.3, "pause": 0.3},
     "version 1": SMALL | LATE | {"kill": 0.3, "pause": 0.3, "kafka_kinds": VERSION_1},
     "version 1, coordinators move": SMALL | STALLED | {"kafka_moves": 0.5, "kafka_writers": 2},
+    "coordinators on hosts move, records have keys": SMALL
+    | {
+        "replicas_per_actor": 3,
+        "topics": {"t0": 1, "compact-keys": 1},
+        "kafka_kinds": ALL_KINDS,
+        "kafka_moves": 0.7,
+    },
     "version 1, timeouts": SMALL
     | {
         "kafka_kinds": VERSION_1,

@@ -16,6 +16,7 @@ from sim_media_mutants import MEDIA_MUTANTS
 from sim_mutants import MUTANTS
 from sim_replica_mutants import REPLICA_MUTANTS
 from sim_saboteurs import SABOTEURS, Saboteur
+from sim_stage import NO_KAFKA
 from sim_swarm import Scenario, drawn_scenario, founded, run_scenario
 from sim_txn_checkers import ALL_CHECKERS
 
@@ -70,6 +71,7 @@ FOUND_IN = {
     "restart after a refusal": 1,
     "sequences of the log": 3,
     "settings are followed by their own version": 8,
+    "signs of life after an abort": 9,
     "strict markers": 1,
     "syncs that had no room": 9,
     "tickets of what is enrolled": 1,
@@ -132,6 +134,7 @@ def _scenario(saboteur: Saboteur, seed: int) -> Scenario:
             "replication_factor": 1,
             "peace": 0.25,
             "near_reads": 0.0,
+            **NO_KAFKA,
             **saboteur.changes,
         }
     )

@@ -6,13 +6,17 @@ from collections import Counter
 from dataclasses import replace
 from itertools import islice
 from typing import Any
+from unittest import mock
 
 import pytest
 import sim_main
+import sim_swarm
 from regressions import REGRESSIONS
 from sim_checkers import Violation
+from sim_kafka_clients import KINDS
 from sim_log_watch import watching
 from sim_shrink import shortened
+from sim_stage import NO_KAFKA
 from sim_swarm import Result, Scenario, drawn_scenario, run_scenario
 
 SHORT = {"duration_s": 3.0}
@@ -71,7 +75,7 @@ REGRESSION_WORLD = {
     "replication_factor": 1,
     "head_node": 0,
     "peace": 0.25,
-}
+} | NO_KAFKA
 """What the oldest of them were found in: there was nothing else."""
 
 
@@ -115,6 +119,20 @@ def test_some_seeds_stand_for_several_brokers_and_their_faults():
     restless = [scenario for scenario in drawn if not scenario.faults.peace]
     assert 5 <= len(restless) <= 15
     assert {(one.brokers, one.replication_factor) for one in restless} == {(3, 3)}
+
+
+def test_a_quarter_of_all_seeds_have_clients_of_kafka_and_draw_the_rest_as_without_them():
+    drawn = [drawn_scenario(seed) for seed in range(200)]
+    found = [scenario for scenario in drawn if scenario.workload.has_kafka]
+    assert 30 < len(found) < 70
+    assert not any(scenario.workload.strangers for scenario in found)
+    kinds = {kind for scenario in found for kind in scenario.workload.kafka_kinds}
+    assert kinds == KINDS.keys()
+    for role in ("kafka_copiers", "kafka_sharers", "kafka_holds"):
+        assert {bool(getattr(scenario.workload, role)) for scenario in found} == {True, False}
+    with mock.patch.object(sim_swarm, "KAFKA_SHARE", 0.0):
+        without = [drawn_scenario(seed) for seed in range(200)]
+    assert without == [scenario.changed(NO_KAFKA) for scenario in drawn]
 
 
 def test_an_unknown_part_of_a_scenario_is_refused():
