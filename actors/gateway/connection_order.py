@@ -8,7 +8,8 @@ be taken for one of the next transaction. What tells them apart is the connectio
   sent after that answer. Clients send ApiVersions first of all, and wait for it. Not at accept: a
   stalled gateway may accept a connection whose client has long gone elsewhere.
 * It refers to the coordinators' epochs as they were known then. They are learned from replies of
-  the coordinators themselves: once one has replied, none before it decides anything.
+  the coordinators themselves: once one has replied, none before it decides anything. What a client
+  sends of an id after it was given a producer id for it, was sent after that reply, too.
 * ``incarnation`` is higher than that of any gateway which has started before.
 """
 
@@ -32,12 +33,25 @@ class ConnectionPlace:
     incarnation: int
     number: int
     request_count: int = 0
+    begun: tuple[str, int] = ("", NO_COORDINATOR_EPOCH)
+    """The id for which a producer id was given here last, and the epoch of who gave it."""
 
-    def label(self, shard: int) -> ConnectionLabel:
-        """The label of the next request for a shard; its repeats by the gateway have the same."""
+    def begin(self, transactional_id: str, coordinator_epoch: int) -> None:
+        """A coordinator has given a producer id, which is told now.
+
+        A client has one request of an id under way. So the next one of this id is sent after that.
+        Of other ids requests may have been sent before: they are none of its business.
+        """
+        self.begun = (transactional_id, coordinator_epoch)
+
+    def label(self, shard: int, transactional_id: str) -> ConnectionLabel:
+        """The label of the next request of an id; its repeats by the gateway have the same."""
         self.request_count += 1
+        epoch = self.epochs.get(shard, NO_COORDINATOR_EPOCH)
+        if self.begun[0] == transactional_id:
+            epoch = max(epoch, self.begun[1])
         return ConnectionLabel(
-            coordinator_epoch=self.epochs.get(shard, NO_COORDINATOR_EPOCH),
+            coordinator_epoch=epoch,
             incarnation=self.incarnation,
             number=self.number,
             request=self.request_count,

@@ -294,7 +294,7 @@ class Version1Model:
         world.facts = replace(world.facts, sent=sent)
         self._write(decided, message.n, world)
         if is_awaited:
-            self._answer(message, decided.reply, world)
+            self._answer(message, decided.reply, epoch, world)
 
     def _write(self, decided: Decision[Any], n: int, world: ExploredWorld) -> None:
         """Commit and apply the records, each of which must be the doing of transaction ``n``."""
@@ -331,12 +331,16 @@ class Version1Model:
 
     # --- at the client ---------------------------------------------------------------------------
 
-    def _answer(self, message: Message, reply: Reply, world: ExploredWorld) -> None:
+    def _answer(self, message: Message, reply: Reply, epoch: int, world: ExploredWorld) -> None:
         client = replace(world.facts.client, waiting=None)
         if reply.error is ErrorCode.NOT_COORDINATOR:
             client = replace(client, is_connected=False)
         elif reply.error is ErrorCode.NONE:
             client = self._succeeded(client, message, reply, world)
+            if message.what == "init":
+                # What follows on this connection was sent after that coordinator's reply.
+                known, number = client.place
+                client = replace(client, place=(max(known, epoch), number))
         elif reply.error is not ErrorCode.CONCURRENT_TRANSACTIONS:
             client = replace(client, phase="dead")
         world.facts = replace(world.facts, client=client)
@@ -423,6 +427,7 @@ MODELS = (
     Version1Model("version-1-late", Scope(), story=COMMITTED),
     Version1Model("version-1-replaced", Scope(requests=7, reconnections=3), story=BEGUN_ELSEWHERE),
     Version1Model("version-1-recovery", replace(RECOVERING, timeouts=1)),
+    Version1Model("version-1-told", Scope(recoveries=1, reconnections=1)),
     Version1Model("version-1-takeover", Scope(replacements=0, takeovers=1, timeouts=1)),
     Version1Model(
         "version-1-epochs",

@@ -58,11 +58,13 @@ class KafkaCluster:
     data_dir: Path
     port: int
     environment: dict[str, str] = field(default_factory=dict)
+    addresses: str = ""
+    """Those of all brokers, if there are several."""
 
     @property
     def bootstrap(self) -> str:
         """For ``bootstrap.servers``."""
-        return f"{HOST}:{self.port}"
+        return self.addresses or f"{HOST}:{self.port}"
 
     def run(self, *arguments: str) -> str:
         """What one of oncelog's commands prints."""

@@ -9,25 +9,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from typing import Any
 
-import psutil
 import pytest
 from deadlines import DEADLINE_S, wait_for
-from ray_nodes import Nodes, can_unshare
+from ray_nodes import can_unshare
 
 pytest.importorskip("aiokafka")
 pytest.importorskip("kafka")
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
-from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402
+from confluent_kafka.admin import AdminClient  # noqa: E402
+from kafka_brokers import ADDRESSES, PARTITIONS, Brokers, started_brokers  # noqa: E402
 from kafka_clients import (  # noqa: E402
     COMMITTED,
     Copier,
     Deliveries,
-    KafkaCluster,
-    close_producers,
-    free_port,
     java_tools,
     new_producer,
     read_to_end,
@@ -38,89 +34,19 @@ from kafka_clients import (  # noqa: E402
 from oncelog.storage.model import (  # noqa: E402
     CONSUMER_OFFSETS_TOPIC,
     TRANSACTION_STATE_TOPIC,
-    shard_of,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.nodes, pytest.mark.slow]
 
-ADDRESSES = {1: "127.0.0.2", 2: "127.0.0.3", 3: "127.0.0.4"}
-PARTITIONS = 3
-
 _numbers = itertools.count()
-
-
-class Brokers:
-    """Three brokers, whose gateways are at ``addresses``."""
-
-    def __init__(self, nodes: Nodes, port: int) -> None:
-        self.nodes = nodes
-        self.first = KafkaCluster(nodes.data / "log", port)
-        self.addresses: dict[int, str] = {}
-
-    @property
-    def bootstrap(self) -> str:
-        """All of them, for ``bootstrap.servers``."""
-        return ",".join(self.addresses.values())
-
-    def start(self, number: int) -> None:
-        self.nodes.start_node(str(number), ADDRESSES[number], labels=f"broker={number}")
-
-    def kill(self, number: int) -> None:
-        self.nodes.kill_raylet_of(str(number))
-
-    def gateway(self, number: int) -> int:
-        """The process id of a broker's gateway."""
-        for one in psutil.net_connections(kind="tcp4"):
-            at = f"{one.laddr.ip}:{one.laddr.port}"
-            if one.status == psutil.CONN_LISTEN and one.pid and at == self.addresses[number]:
-                return int(one.pid)
-        raise AssertionError(f"nobody listens at {self.addresses[number]}")
-
-    def wait_until_whole(self) -> None:
-        """Every replica in sync, those of the internal topics too, and each gateway serves."""
-
-        def is_whole() -> bool:
-            seen = self.nodes.status()
-            return seen.get("state") == "serving" and len(seen["kafka"]) == len(ADDRESSES)
-
-        wait_for(is_whole, "three brokers", look_s=0.5, instead=self.nodes.status)
-        told = {one.rpartition(":")[0]: one for one in self.nodes.status()["kafka"]}
-        self.addresses = {number: told[host] for number, host in ADDRESSES.items()}
-
-    def create_topic(self) -> str:
-        name = f"topic-{next(_numbers)}"
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        (created,) = admin.create_topics([NewTopic(name, PARTITIONS, 3)]).values()
-        created.result(timeout=DEADLINE_S)
-        return name
-
-    def topic(self, name: str) -> Any:
-        """What Metadata says of a topic."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        return admin.list_topics(name, timeout=DEADLINE_S).topics[name]
-
-    def coordinator(self, topic: str, key: str) -> int:
-        """The broker that leads the shard of a group or a transactional id."""
-        partitions = self.topic(topic).partitions
-        return int(partitions[shard_of(key, len(partitions))].leader)
 
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     if not can_unshare():
         pytest.skip("needs the right to give a process mounts of its own")
-    nodes = Nodes(tmp_path_factory.mktemp("kafka-nodes"))
-    try:
-        found = Brokers(nodes, free_port())
-        for number in ADDRESSES:
-            found.start(number)
-        started = nodes.start_log("--kafka-port", str(found.first.port))
-        assert started.returncode == 0, started.stderr
-        found.wait_until_whole()
+    with started_brokers(tmp_path_factory.mktemp("kafka-nodes")) as found:
         yield found
-    finally:
-        close_producers()
-        nodes.close()
 
 
 def test_each_broker_is_a_node_and_any_of_them_serves_every_partition_and_group(

@@ -258,8 +258,8 @@ def _connections_go_on() -> Iterator[None]:
     """A request of which nothing is known is answered, and its repeat has the same label."""
     real = ConnectionPlace.label
 
-    def label(self: ConnectionPlace, shard: int) -> ConnectionLabel:
-        return structs.replace(real(self, shard), request=0)
+    def label(self: ConnectionPlace, shard: int, transactional_id: str) -> ConnectionLabel:
+        return structs.replace(real(self, shard, transactional_id), request=0)
 
     with (
         mock.patch.object(told_requests, "_UNANSWERED", frozenset()),

@@ -241,6 +241,8 @@ class Transactions:
                 return _no_id(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if reply.error is ErrorCode.NONE:
             self._enrolments.ended(transactional_id)
+            if call.client.place is not None:
+                call.client.place.begin(transactional_id, reply.coordinator_epoch)
         code = _code(call, ApiKey.INIT_PRODUCER_ID, reply.error, is_version_1=is_version_1)
         return InitProducerIdResponse(
             throttle_time_ms=throttle_of(reply),

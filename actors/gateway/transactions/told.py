@@ -126,7 +126,8 @@ async def ask_in_order(call: Call, transactional_id: str, request: Request[_Repl
     if place is None:
         call.client.place = call.cluster.order.take()
         return request.failed(ErrorCode.CONCURRENT_TRANSACTIONS)
-    request = structs.replace(request, label=place.label(shard.partition))
+    label = place.label(shard.partition, transactional_id)
+    request = structs.replace(request, label=label)
     reply = await call.ask(actor, request)
     for _ in range(BUSY_RETRIES_MAX):
         if reply.error is not ErrorCode.CONCURRENT_TRANSACTIONS:

@@ -35,6 +35,7 @@ class FranzGo:
 
     name = "franz-go"
     settings = ()
+    is_of_three_brokers = False
 
     def __init__(self) -> None:
         self._program = self._sources = Path()

@@ -58,6 +58,7 @@ class KafkaPython:
         "kafka_num_partitions=4",
         "group_min_session_timeout_ms=3000",
     )
+    is_of_three_brokers = False
 
     def __init__(self) -> None:
         self._sources = self._libraries = Path()

@@ -23,6 +23,7 @@ class Kcat:
 
     name = "kcat"
     settings = ("kafka_auto_create_topics=True", "kafka_num_partitions=4")
+    is_of_three_brokers = False
 
     def __init__(self) -> None:
         self._sources = Path()

@@ -19,6 +19,7 @@ class Programs:
     """
 
     settings = ()
+    is_of_three_brokers = False
 
     def __init__(
         self, name: str, cases: Mapping[str, Callable[[Place], None]], needs: Callable[[], object]

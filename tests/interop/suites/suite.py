@@ -59,10 +59,14 @@ class Place:
 
 
 class Suite(Protocol):
-    """Tests that others wrote. ``settings`` are those of its cluster, as ``NAME=VALUE``."""
+    """Tests that others wrote.
+
+    ``settings`` are those of its cluster, as ``NAME=VALUE``, which has one broker or three.
+    """
 
     name: str
     settings: Sequence[str]
+    is_of_three_brokers: bool
 
     def prepare(self) -> None:
         """Fetch and build it, once. Raises UnavailableError."""

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,6 +26,7 @@ from debezium import DEBEZIUM  # noqa: E402
 from flink import FLINK_CONNECTOR  # noqa: E402
 from franz_go import FranzGo  # noqa: E402
 from java_tools import JAVA_TOOLS  # noqa: E402
+from kafka_brokers import started_brokers  # noqa: E402
 from kafka_clients import KafkaCluster, started  # noqa: E402
 from kafka_connect import KAFKA_CONNECT  # noqa: E402
 from kafka_python import KafkaPython  # noqa: E402
@@ -107,8 +109,7 @@ def run_suite(suite: Suite, directory: Path, only: str, port: int | None) -> lis
     directory.mkdir(parents=True, exist_ok=True)
     counts: Counter[str] = Counter()
     began_s = time.monotonic()
-    settings = (f"--config={one}" for one in suite.settings)
-    with started(directory, *settings) if port is None else other(port) as cluster:
+    with cluster_of(suite, directory) if port is None else other(port) as cluster:
         for result in suite.run(chosen, Place(cluster, directory)):
             verdict = judge(result, table)
             counts[result.status.value] += 1
@@ -124,6 +125,18 @@ def run_suite(suite: Suite, directory: Path, only: str, port: int | None) -> lis
         f"in {time.monotonic() - began_s:.0f} s"
     )
     return wrong
+
+
+@contextmanager
+def cluster_of(suite: Suite, directory: Path) -> Iterator[KafkaCluster]:
+    """A cluster that is made for a suite."""
+    settings = [f"--config={one}" for one in suite.settings]
+    if not suite.is_of_three_brokers:
+        with started(directory, *settings) as cluster:
+            yield cluster
+        return
+    with started_brokers(directory, *settings) as brokers:
+        yield KafkaCluster(Path(), 0, addresses=brokers.bootstrap)
 
 
 def other(port: int) -> AbstractContextManager[KafkaCluster]:

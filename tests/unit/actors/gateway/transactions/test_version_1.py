@@ -133,10 +133,29 @@ def test_the_pair_recovers_after_a_lost_batch_and_is_another_then(play: Play) ->
 def test_a_connection_from_before_its_coordinator_was_known_is_closed_once(play: Play) -> None:
     async def scenario(kafka: Kafka) -> None:
         client = OldClient(kafka, kafka.gateway())
+        early = connection(client.gateway)
         assert await client.init() == 0
+        # Whoever goes on elsewhere was told its pair there.
+        client.client = early
         with pytest.raises(ReconnectError):
             await client.add("flights")
         client.connect()
+        await client.transact(FLIGHTS)
+
+    play(scenario)
+
+
+def test_a_connection_on_which_a_pair_was_told_goes_on_if_its_coordinator_was_not_known(
+    play: Play,
+) -> None:
+    async def scenario(kafka: Kafka) -> None:
+        client = OldClient(kafka, kafka.gateway())
+        assert await client.init() == 0
+        await client.transact(FLIGHTS)
+        # Another coordinator, which tells another pair on the same connection.
+        await kafka.world.crash(kafka.coordinator)
+        kafka.coordinator = await kafka.world.coordinator()
+        assert await client.init(again=True) == 0
         await client.transact(FLIGHTS)
 
     play(scenario)
@@ -325,13 +344,28 @@ def test_a_place_has_the_epochs_that_were_known_when_it_was_taken() -> None:
     order.learn(4, -1)
     third = order.take()
     order.learn(4, 2)
-    labels = [place.label(3) for place in (first, second, third)]
+    labels = [place.label(3, NAME) for place in (first, second, third)]
     assert [label.coordinator_epoch for label in labels] == [-1, 7, 7]
     assert labels == sorted(labels)
-    assert third.label(4).coordinator_epoch == -1
-    again = second.label(3)
+    assert third.label(4, NAME).coordinator_epoch == -1
+    again = second.label(3, NAME)
     assert labels[1] < again < labels[2]
     assert (again.incarnation, again.number, again.request) == (9, 2, 2)
+
+
+def test_a_place_has_the_epoch_of_who_told_a_pair_there_for_that_id_only() -> None:
+    place = ConnectionOrder().take()
+    place.begin(NAME, 7)
+    assert place.label(3, NAME).coordinator_epoch == 7
+    assert place.label(3, "another").coordinator_epoch == -1
+    place.begin("another", 8)
+    assert place.label(3, NAME).coordinator_epoch == -1
+    # A coordinator that was replaced has told the pair again; who replaced it was known.
+    order = ConnectionOrder()
+    order.learn(3, 9)
+    later = order.take()
+    later.begin(NAME, 8)
+    assert later.label(3, NAME).coordinator_epoch == 9
 
 
 # --- late batches -----------------------------------------------------------------------------
