@@ -31,7 +31,8 @@ from oncelog.storage.errors import ErrorCode
 from oncelog.storage.model import TopicPartition
 from oncelog.storage.records.codec import encode_records
 
-LIBRDKAFKA = "librdkafka 2.16.0"
+LIBRDKAFKA = "librdkafka 1.9.2"
+"""It keeps its pair when it aborts; later ones do not."""
 AGAIN = int(ErrorCode.NOT_ENOUGH_REPLICAS)
 """To a batch: send it again."""
 LOADING = int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)

@@ -105,13 +105,20 @@ class Kind:
     """Whether it ends a transaction before it asks for another epoch."""
     purges: bool = False
     """Whether an abort uses the sequences of batches again that wait to be repeated."""
+    renews: bool = False
+    """Whether its abort succeeds with another epoch, if it is told to take one."""
 
 
 KINDS: Mapping[str, Kind] = {
     "java-4": Kind(software=("apache-kafka-java", "4.0.0"), version=2, init_version=5),
     "java-3": Kind(software=("apache-kafka-java", "3.9.1"), version=1),
-    "librdkafka": Kind(
-        software=("confluent-kafka-python", "2.16.1"), version=1, ends_first=False, purges=True
+    "librdkafka": Kind(software=("librdkafka", "1.9.2"), version=1, ends_first=False, purges=True),
+    "librdkafka-2": Kind(
+        software=("confluent-kafka-python", "2.16.1-rdkafka-2.16.0"),
+        version=1,
+        ends_first=False,
+        purges=True,
+        renews=True,
     ),
 }
 
@@ -388,6 +395,7 @@ class KafkaProducer:
         is_renewed = self.kind.version == 1 and transaction.needs_epoch
         if (self.kind.ends_first or not is_renewed) and not await self._end(committed=False):
             return False
+        is_renewed = is_renewed or self._transaction.needs_epoch
         if is_renewed and not await self._new_epoch(self.producer_id, self.producer_epoch):
             # It is tried again, with the same pair, and nothing is to be ended any more.
             self._transaction.needs_epoch = True
@@ -412,6 +420,10 @@ class KafkaProducer:
         )
         if answer is None:
             return False
+        is_told = answer.error_code == ErrorCode.UNKNOWN_PRODUCER_ID and not committed
+        if self.kind.renews and is_told:
+            self._transaction = _Transaction(needs_epoch=True)
+            return True
         self._check("EndTxn", answer.error_code)
         self._transaction = _Transaction()
         if self.kind.version == 2:

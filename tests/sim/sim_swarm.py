@@ -196,7 +196,7 @@ def _drawn_kafka(drawn: Scenario) -> dict[str, Any]:
         "kafka_writers": random.choice((1, 2, 3)),
         "kafka_copiers": random.choice((0, 1)) if COPY_TARGET in drawn.workload.topics else 0,
         "kafka_sharers": random.choice((0, 0, 1)),
-        "kafka_kinds": random.choice((("java-4",), ("java-3", "librdkafka"), tuple(KINDS))),
+        "kafka_kinds": random.choice((("java-4",), ("java-3", "librdkafka-2"), tuple(KINDS))),
         "kafka_delays": random.choice((0.0, 0.0, 0.05)),
         "kafka_repeats": random.choice((0.0, 0.0, 0.3)),
         "kafka_stalls": random.choice((0.0, 0.0, 0.05)),

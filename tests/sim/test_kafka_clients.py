@@ -17,7 +17,7 @@ from sim_stage import Player, Stage, WorkloadPlan
 from sim_swarm import drawn_scenario, founded, run_scenario
 from sim_world import World
 
-VERSION_1 = ("librdkafka", "java-3")
+VERSION_1 = ("librdkafka", "librdkafka-2", "java-3")
 ALL_KINDS = tuple(KINDS)
 
 SMALL: dict[str, Any] = KAFKA | {

@@ -95,6 +95,7 @@ from oncelog.actors.gateway.transactions.told import (
     ask_in_order,
     coordinator_here,
     shows_life,
+    takes_another_pair,
     told_code,
 )
 from oncelog.actors.gateway.versions import UNSUPPORTED_VERSION
@@ -334,6 +335,11 @@ class Transactions:
             code = _code(call, ApiKey.END_TXN, error, is_version_1=is_version_1)
             return EndTxnResponse(throttle_time_ms=throttle_of(reply), error_code=code)
         self._enrolments.ended(transactional_id)
+        if is_version_1 and not request.committed and takes_another_pair(call.client):
+            return EndTxnResponse(
+                throttle_time_ms=throttle_of(reply),
+                error_code=int(ErrorCode.UNKNOWN_PRODUCER_ID),
+            )
         return EndTxnResponse(
             throttle_time_ms=throttle_of(reply),
             producer_id=reply.producer_id,

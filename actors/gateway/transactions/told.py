@@ -10,8 +10,9 @@ refuses a copy that comes too late. Four things are done here:
 * What the coordinator refuses by its label, and what has no answer, closes the connection. The
   client repeats it on another one, which has a later place.
 * What a client gave up when it aborted a transaction may still be read from a connection that it
-  has left. So after each abort nothing of a connection goes on until its client has shown there
-  that it lives (``shows_life``).
+  has left. So librdkafka is told to take another pair for each abort (``takes_another_pair``). Of
+  other clients nothing on a connection goes on after an abort until they have shown there that they
+  live (``shows_life``).
 * A connection on which nothing was answered yet has no place. Its first request is not passed on,
   only to be repeated: CONCURRENT_TRANSACTIONS.
 
@@ -21,6 +22,7 @@ Requests of one connection are handled one after the other (``listener.py``).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -78,6 +80,13 @@ One that comes again is enough. If none does, the client gives its batches up, a
 pair.
 """
 
+_LIBRDKAFKA: Final = re.compile(r"rdkafka[- ](\d+)\.")
+"""In what a client names itself: "librdkafka 2.16.0", or a binding of it, such as
+"confluent-kafka-python 2.16.1-rdkafka-2.16.0"."""
+
+_LIBRDKAFKA_RELEASE_MIN: Final = 2
+"""The first release that is known to take another pair for an abort."""
+
 _REMEMBERED: Final = "told"
 """The name of what a client's connection remembers."""
 
@@ -94,6 +103,17 @@ def told_code(call: Call, api: ApiKey, error: ErrorCode) -> int:
     if error is ErrorCode.PRODUCER_FENCED and call.version < _FENCED_SINCE.get(api, _NEVER):
         error = ErrorCode.INVALID_PRODUCER_EPOCH
     return of_coordinator(error)
+
+
+def takes_another_pair(client: Client) -> bool:
+    """Whether its abort has succeeded once it is told UNKNOWN_PRODUCER_ID and has another pair.
+
+    Then nothing that it has left on its way can be of its next transaction, and it need not show
+    that it lives. Source: ``rd_kafka_txn_handle_EndTxn`` of librdkafka 2.0 and 2.16. For other
+    clients the abort would have failed.
+    """
+    named = _LIBRDKAFKA.search(client.name)
+    return named is not None and int(named[1]) >= _LIBRDKAFKA_RELEASE_MIN
 
 
 async def coordinator_here(call: Call, shard: TopicPartition) -> str | None:

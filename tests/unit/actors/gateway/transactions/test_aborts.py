@@ -1,6 +1,7 @@
 """What a client of transactions' version 1 gave up when it aborted, and what comes of it late.
 
-librdkafka takes no other pair for an abort, and uses the sequences of purged batches again.
+librdkafka uses the sequences of purged batches again. From 2.0 on it can be told to take another
+pair for an abort; before, and other clients, do not.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from oncelog.storage.model import CONSUMER_OFFSETS_TOPIC, IsolationLevel, TopicP
 
 NEW_EPOCH = int(ErrorCode.UNKNOWN_PRODUCER_ID)
 NOT_OPEN = int(ErrorCode.INVALID_TXN_STATE)
+OLD_EPOCH = int(ErrorCode.INVALID_PRODUCER_EPOCH)
 PAIR = (7, 2)
 
 
@@ -60,6 +62,55 @@ async def aborted(kafka: Kafka) -> tuple[OldClient, OldClient]:
     assert await client.end(committed=False) == 0
     assert await client.add("flights") == [0]
     return client, late
+
+
+# --- another pair for each abort --------------------------------------------------------------
+
+RENEWING = (
+    "librdkafka 2.0.2",
+    "confluent-kafka-python 2.16.1-rdkafka-2.16.0",
+    "confluent-kafka-go 2.11.0-librdkafka-2.11.0",
+)
+
+
+@pytest.mark.parametrize("software", RENEWING)
+def test_who_takes_another_pair_for_an_abort_is_told_to_and_goes_on_at_once(
+    play: Play, software: str
+) -> None:
+    # It repeats nothing while it aborts: a batch that it had to repeat would hold the abort up.
+    async def scenario(kafka: Kafka) -> None:
+        client, paused = await begun(kafka), kafka.gateway()
+        client.client.name = software
+        assert await client.add("flights") == [0]
+        late = client.late(gateway=paused)
+        assert await client.end(committed=False) == NEW_EPOCH
+        assert kafka.state() == "CompleteAbort"
+        assert await client.end(committed=False) == NEW_EPOCH
+        assert await client.init(again=True) == 0
+        assert (client.pid, client.epoch) != (late.pid, late.epoch)
+        assert await client.add("flights") == [0]
+        assert await late.send(FLIGHTS, b"lost", sequence=0) == OLD_EPOCH
+        assert await client.send(FLIGHTS, b"kept") == 0
+        assert await client.end() == 0
+        found = await values(kafka)
+        assert b"kept" in found
+        assert b"lost" not in found
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "software", ["librdkafka 1.9.2", "apache-kafka-java 3.9.1", "kafka-python 3.0.12", ""]
+)
+def test_an_abort_of_others_succeeds_without(play: Play, software: str) -> None:
+    async def scenario(kafka: Kafka) -> None:
+        client = await begun(kafka)
+        client.client.name = software
+        assert await client.add("flights") == [0]
+        assert await client.end(committed=False) == 0
+        assert await client.add("flights") == [0]
+
+    play(scenario)
 
 
 # --- batches ----------------------------------------------------------------------------------
