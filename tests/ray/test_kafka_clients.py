@@ -294,6 +294,25 @@ def test_librdkafka_commits_and_aborts_transactions_over_several_partitions(
     assert committed < found <= everything
 
 
+def test_an_abort_of_librdkafka_waits_for_nothing_that_it_may_not_send(
+    served: KafkaCluster,
+) -> None:
+    # A batch that had to be repeated while its transaction is aborted would be waited for until it
+    # times out: librdkafka repeats nothing then.
+    name = f"kafka-{next(_numbers)}"
+    served.create_topic(name, partitions=3)
+    producer = transactional(served, f"aborts-{name}")
+    for number in range(60):
+        producer.begin_transaction()
+        for one in range(2_000):
+            producer.produce(name, b"%d-%d" % (number, one))
+        producer.abort_transaction(10.0)
+    producer.begin_transaction()
+    producer.produce(name, b"committed")
+    producer.commit_transaction(DEADLINE_S)
+    assert read_to_end(served.bootstrap, name) == [b"committed"]
+
+
 def copy_with_librdkafka(served: KafkaCluster, source: str, sink: str, count: int) -> int:
     """Copy ``count`` records in transactions, of which every third is aborted; how many were."""
     producer, aborted = transactional(served, f"copies-{source}"), 0
