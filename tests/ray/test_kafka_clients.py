@@ -304,8 +304,10 @@ def test_an_abort_of_librdkafka_waits_for_nothing_that_it_may_not_send(
     producer = transactional(served, f"aborts-{name}")
     for number in range(60):
         producer.begin_transaction()
-        for one in range(2_000):
+        for one in range(200):
             producer.produce(name, b"%d-%d" % (number, one))
+        # The abort is to find a batch under way, now and then.
+        producer.poll(number % 15 / 1_000)
         producer.abort_transaction(10.0)
     producer.begin_transaction()
     producer.produce(name, b"committed")
