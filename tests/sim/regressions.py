@@ -273,4 +273,17 @@ REGRESSIONS: list[tuple[int, dict[str, Any], str]] = [
         "a fault of before the quiet ended late and with it half of the one that was to last; then "
         "a group waited for a member that it alone remembered, as long as all was to take",
     ),
+    (
+        3252,
+        {
+            "brokers": 3,
+            "replication_factor": 3,
+            "replicas_per_actor": 3,
+            "kafka_writers": 2,
+            "kafka_stalls": 0.05,
+            "kafka_holds": 0.1,
+        },
+        "an actor of the founder's node that began late found a data directory without the id and "
+        "epoch that its broker had written there, so an older copy of it was elected",
+    ),
 ]

@@ -200,7 +200,11 @@ class Nodes:
     def _disk_found(self, name: str, config: ReplicaConfig | HostConfig | BrokerConfig) -> SimDisk:
         disk = self.disks.get(name)
         if self._is_founders(config.broker_id):
-            return new_disk(config) if disk is None else disk.next_life()
+            if disk is None:
+                disk = self.disks[name] = new_disk(config)
+                # An actor that begins later finds what the broker has written to the directory.
+                self.copy_identity(config.data_dir, config.broker_id, name)
+            return disk.next_life()
         if disk is None:
             disk = empty_disk(None)
         if not isinstance(config, BrokerConfig) and name not in self.away_disks:

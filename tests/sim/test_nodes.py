@@ -15,9 +15,10 @@ from sim_nodes import ELSEWHERE
 from sim_replica_stage import read
 from sim_world import World, WorldSettings
 
-from oncelog.actors.config import ClusterConfig
+from oncelog.actors.config import ClusterConfig, own_directory
 from oncelog.actors.interfaces import address_of
 from oncelog.actors.protocol.messages.partition import DescribeReplicaRequest
+from oncelog.actors.replica.data_directory import read_identity
 from oncelog.storage.errors import ErrorCode
 from oncelog.storage.exceptions import OncelogError
 from oncelog.storage.model import TopicPartition
@@ -95,6 +96,19 @@ def test_the_partitions_of_a_topic_are_spread_over_all_brokers(world: World):
     assert told_live(world) == {1: True, 2: True, 3: True}
     assert len({*directory_ids(world)}) == 2
     assert write(world, "one") == [True, True, True]
+
+
+def test_whatever_runs_on_a_node_finds_the_one_identity_of_its_directory(world: World):
+    async def create(client: Any) -> None:
+        await client.admin().create_topic("later", BROKERS)
+
+    operator = world.client("operator")
+    world.run(operator.spawn(create(operator)))
+    directory = own_directory(world.settings.data_dir)
+    for number in world.node_numbers():
+        disks = [world.disks[name].next_life() for name in world.disks_on(number)]
+        found = {read_identity(disk, directory) for disk in disks}
+        assert [one.directory_id != "" for one in found if one] == [True]
 
 
 def test_worlds_of_one_broker_are_founded_apart_from_those_of_several(world: World):

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 from sim_disk import SimDisk
 from sim_log_watch import watching
-from sim_replica_stage import holder, isr, leader, logs, read, replica, replicated, write
+from sim_replica_stage import (
+    administer,
+    holder,
+    isr,
+    leader,
+    logs,
+    read,
+    replica,
+    replicated,
+    write,
+)
 from sim_world import World
 
 from oncelog.storage.model import TopicPartition
@@ -195,3 +205,26 @@ def test_an_older_copy_of_a_disk_is_not_in_sync_though_its_number_is(world: Worl
     world.run_for(4)
     assert isr(world) == {1, 2, 3}
     assert read(world) == ["a", "b"]
+
+
+def test_an_older_copy_leads_nothing_of_a_topic_that_was_made_after_the_founding() -> None:
+    """1. A topic is made. 2. All disks of node 1 are copied. 3. The node starts again, leads, and
+    more is written. 4. It dies, and has the copies when it is back. 5. Another leads, with all.
+    """
+    with watching() as watch, World(seed=3, topics={}, settings=replicated(1)) as world:
+        administer(world, lambda admin: admin.create_topic("a", 3, 3))
+        number = next(one for one in range(3) if leader(world, one) == 1)
+        write(world, ["a"], number)
+        older = {name: SimDisk.of(world.disks[name].root) for name in world.disks_on(1)}
+        world.kill_node(1)
+        world.start_node(1)
+        world.run_for(4)
+        assert leader(world, number) == 1
+        write(world, ["b"], number)
+        world.kill_node(1)
+        world.disks.update(older)
+        world.start_node(1)
+        world.run_for(10)
+        assert read(world, number) == ["a", "b"]
+        assert leader(world, number) in (2, 3)
+        assert watch.violations == []
