@@ -12,10 +12,11 @@ import asyncio
 import functools
 import itertools
 import logging
+import math
 import ssl
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from oncelog.actors.interfaces import Transport
@@ -133,7 +134,7 @@ class ActorTransport:
                 loop = asyncio.get_running_loop()
                 deadline = loop.time() + timeout_ms / 1000
                 connection = await connections.make(actor, timeout_ms=timeout_ms)
-                timeout_ms = int(1000 * (deadline - loop.time()))
+                timeout_ms = math.ceil(1000 * (deadline - loop.time()))
             if connection is None and not connections.may_use_ray:
                 return request.failed(
                     ErrorCode.NETWORK_EXCEPTION, connections.why_not_by_ray(actor)
@@ -199,7 +200,10 @@ class _Making:
     """A connection that is being made, or whose callers have not all gone on yet."""
 
     task: asyncio.Task[_Made]
-    waiting: int = 0
+    waiting_count: int = 0
+    turns: deque[asyncio.Future[bool]] = field(default_factory=deque)
+    """Of who waits for the task, in the order they came in."""
+    is_told: bool = False
 
     @property
     def has_failed(self) -> bool:
@@ -211,6 +215,27 @@ class _Making:
             return True
         made = task.result()
         return not isinstance(made, ActorConnection) or not made.is_usable
+
+    def tell(self, _task: asyncio.Task[_Made]) -> None:
+        """The task has ended: all who wait go on with the next turn of the loop."""
+        self.is_told = True
+        for turn in self.turns:
+            resolve_future(turn, True)
+
+    async def wait(self, timeout_ms: int) -> bool:
+        """Go on behind those who came before, once the task has ended; false if time is up."""
+        if self.is_told:
+            await asyncio.sleep(0)
+            return True
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(timeout_ms / 1_000, resolve_future, turn, False)
+        self.turns.append(turn)
+        try:
+            return await turn
+        finally:
+            timer.cancel()
+            self.turns.remove(turn)
 
 
 class _LoopConnections:
@@ -269,20 +294,23 @@ class _LoopConnections:
             making = _Making(asyncio.ensure_future(self._make(actor)))
             self._making[actor] = making
             # Not in the task itself: if it is cancelled before its first step, it does nothing.
+            making.task.add_done_callback(making.tell)
             making.task.add_done_callback(lambda _: self._forget_made(actor, making))
-        making.waiting += 1
+        making.waiting_count += 1
         try:
-            done, _ = await asyncio.wait([making.task], timeout=timeout_ms / 1000)
+            is_in_time = await making.wait(timeout_ms)
         finally:
-            making.waiting -= 1
+            making.waiting_count -= 1
             self._forget_made(actor, making)
+        if not is_in_time:
+            return NoConnection(ErrorCode.REQUEST_TIMED_OUT)
         if making.task.cancelled():
             # Cancelled not by its callers but by a program that shuts down, and may still go on.
             return NoConnection(ErrorCode.NETWORK_EXCEPTION)
-        return making.task.result() if done else NoConnection(ErrorCode.REQUEST_TIMED_OUT)
+        return making.task.result()
 
     def _forget_made(self, actor: str, making: _Making) -> None:
-        is_over = making.task.done() and not making.waiting
+        is_over = making.task.done() and not making.waiting_count
         if is_over and self._making.get(actor) is making:
             del self._making[actor]
 

@@ -178,7 +178,8 @@ async def verify(call: Call, request: VerifyTxnRequest) -> VerifyTxnReply:
     newest: int | None = order.known(shard.partition)
     if _denies(reply):
         # What was enrolled when the client sent its request, was so at a leader known by now.
-        newest = await call.cluster.view.leader_epoch(shard, as_of_ms=began_ms)
+        led = await call.cluster.view.leader_epoch(shard, as_of_ms=began_ms)
+        newest = None if led is None else max(led, order.known(shard.partition))
     if newest is None or 0 <= reply.coordinator_epoch < newest:
         call.forget(TRANSACTION_STATE_TOPIC)
         return request.failed(ErrorCode.NOT_COORDINATOR)

@@ -329,9 +329,11 @@ class Transactions:
         else:
             reply = await ask_coordinator(call, transactional_id, asked)
         if reply.error is not ErrorCode.NONE:
-            named = request.producer_id, request.producer_epoch
-            is_early = not is_version_1 and (reply.producer_id, reply.producer_epoch) == named
-            error = ErrorCode.CONCURRENT_TRANSACTIONS if is_early else reply.error
+            error = reply.error
+            if error is ErrorCode.INVALID_TXN_STATE and reply.producer_id == request.producer_id:
+                # Others repeat it without end, as nothing may ever be enrolled.
+                is_java = not is_version_1 and _JAVA.match(call.client.name) is not None
+                error = ErrorCode.CONCURRENT_TRANSACTIONS if is_java else error
             code = _code(call, ApiKey.END_TXN, error, is_version_1=is_version_1)
             return EndTxnResponse(throttle_time_ms=throttle_of(reply), error_code=code)
         self._enrolments.ended(transactional_id)

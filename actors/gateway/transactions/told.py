@@ -80,9 +80,11 @@ One that comes again is enough. If none does, the client gives its batches up, a
 pair.
 """
 
-_LIBRDKAFKA: Final = re.compile(r"rdkafka[- ](\d+)\.")
-"""In what a client names itself: "librdkafka 2.16.0", or a binding of it, such as
-"confluent-kafka-python 2.16.1-rdkafka-2.16.0"."""
+_LIBRDKAFKA: Final = re.compile(
+    r"^librdkafka v?(\d+)\.|-(?:lib)?rdkafka-v?(\d+)\.|^confluent-kafka-(?:go|dotnet) v?(\d+)\."
+)
+"""The release of librdkafka in what a client names itself: by "librdkafka 2.16.0", or as bindings
+do: "confluent-kafka-python 2.16.1-rdkafka-2.16.0", or with its release for their own."""
 
 _LIBRDKAFKA_RELEASE_MIN: Final = 2
 """The first release that is known to take another pair for an abort."""
@@ -113,7 +115,7 @@ def takes_another_pair(client: Client) -> bool:
     clients the abort would have failed.
     """
     named = _LIBRDKAFKA.search(client.name)
-    return named is not None and int(named[1]) >= _LIBRDKAFKA_RELEASE_MIN
+    return named is not None and int(named[named.lastindex or 0]) >= _LIBRDKAFKA_RELEASE_MIN
 
 
 async def coordinator_here(call: Call, shard: TopicPartition) -> str | None:

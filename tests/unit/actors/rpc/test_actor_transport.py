@@ -121,9 +121,12 @@ def test_a_call_that_comes_with_the_connection_does_not_overtake_those_that_wait
         call()
         while not transport.connected(1):
             await give_turns(1)
-        for _ in range(5):
+        (connections,) = loops_of(transport).values()
+        for _ in range(10):
             call()
             await asyncio.sleep(0)
+        # Though there was one each turn, the last ones waited for nobody.
+        assert connections.usable("partition:flights-0@0") is not None
         await asyncio.gather(*calls)
         assert arrivals.numbers == sorted(arrivals.numbers)
         assert ray.asked == 1

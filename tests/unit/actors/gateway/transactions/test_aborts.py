@@ -69,7 +69,10 @@ async def aborted(kafka: Kafka) -> tuple[OldClient, OldClient]:
 RENEWING = (
     "librdkafka 2.0.2",
     "confluent-kafka-python 2.16.1-rdkafka-2.16.0",
-    "confluent-kafka-go 2.11.0-librdkafka-2.11.0",
+    "confluent-kafka-go 2.11.0",
+    "confluent-kafka-dotnet 2.11.0",
+    "confluent-kafka-javascript v1.4.0-librdkafka-2.10.0",
+    "karafka v2.5.0-rdkafka-ruby-v0.19.5-librdkafka-v2.8.0",
 )
 
 
@@ -100,7 +103,15 @@ def test_who_takes_another_pair_for_an_abort_is_told_to_and_goes_on_at_once(
 
 
 @pytest.mark.parametrize(
-    "software", ["librdkafka 1.9.2", "apache-kafka-java 3.9.1", "kafka-python 3.0.12", ""]
+    "software",
+    [
+        "librdkafka 1.9.2",
+        "confluent-kafka-go 1.9.2",
+        "rdkafka 6.1.0",
+        "apache-kafka-java 3.9.1",
+        "kafka-python 3.0.12",
+        "",
+    ],
 )
 def test_an_abort_of_others_succeeds_without(play: Play, software: str) -> None:
     async def scenario(kafka: Kafka) -> None:
@@ -307,7 +318,9 @@ def test_what_a_replaced_coordinator_says_out_of_its_memory_is_not_believed(play
     play(scenario)
 
 
-@pytest.mark.parametrize("controller", ["names another", "does not answer", "names this one"])
+@pytest.mark.parametrize(
+    "controller", ["names another", "does not answer", "was replaced as well", "names this one"]
+)
 def test_a_denial_counts_only_if_the_controller_knows_no_other_coordinator(
     play: Play, controller: str
 ) -> None:
@@ -322,6 +335,8 @@ def test_a_denial_counts_only_if_the_controller_knows_no_other_coordinator(
             kafka.world.leader_epochs[SHARD] += 1
         elif controller == "does not answer":
             del kafka.world.actors[CONTROLLER_ACTOR]
+        elif controller == "was replaced as well":
+            other.cluster.order.learn(SHARD.partition, kafka.world.leader_epochs[SHARD] + 1)
         believed = controller == "names this one"
         with remembers(kafka, before):
             # INVALID_TXN_STATE would end a client that lives.

@@ -9,6 +9,10 @@ import pytest
 from kafka_new_client import ABORTABLE, new_client
 from kafka_transactions import DELAYS, FLIGHTS, NAME, TIMEOUT_MS, Kafka, Play, abort_as_operator
 
+from oncelog.actors.gateway.calls import Client
+from oncelog.actors.gateway.messages.apis import ApiKey
+from oncelog.actors.gateway.messages.end_txn import EndTxnRequest
+from oncelog.actors.protocol.access import Principal
 from oncelog.storage.errors import ErrorCode
 
 
@@ -122,6 +126,19 @@ def test_a_commit_that_has_overtaken_its_batches_is_repeated_after_them(
         assert await producer.send(gateway) is ErrorCode.NONE
         assert await producer.end(gateway) == 0
         assert kafka.state() == "CompleteCommit"
+
+    play(scenario)
+
+
+def test_who_is_no_java_client_is_told_that_there_is_nothing_to_commit(play: Play) -> None:
+    # franz-go repeats a commit that meets CONCURRENT_TRANSACTIONS without end.
+    async def scenario(kafka: Kafka) -> None:
+        gateway = kafka.gateway()
+        producer = await new_client(kafka, gateway)
+        request = EndTxnRequest(NAME, producer.pid, producer.epoch, True)
+        who = Client(principal=Principal("User:ANONYMOUS"), host="h", name="franz-go v1.22.3")
+        answer = await gateway.handlers[ApiKey.END_TXN](gateway.call(5, who), request)
+        assert answer.error_code == int(ErrorCode.INVALID_TXN_STATE)
 
     play(scenario)
 
