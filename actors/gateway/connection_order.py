@@ -8,8 +8,8 @@ be taken for one of the next transaction. What tells them apart is the connectio
   sent after that answer. Clients send ApiVersions first of all, and wait for it. Not at accept: a
   stalled gateway may accept a connection whose client has long gone elsewhere.
 * It refers to the coordinators' epochs as they were known then. They are learned from replies of
-  the coordinators themselves: once one has replied, none before it decides anything. What a client
-  sends of an id after it was given a producer id for it, was sent after that reply, too.
+  the coordinators themselves: once one has replied, none before it decides anything. What names a
+  producer id and epoch was sent after the reply that gave them, too.
 * ``incarnation`` is higher than that of any gateway which has started before.
 """
 
@@ -37,10 +37,10 @@ class ConnectionPlace:
     """The id for which a producer id was given here last, and the epoch of who gave it."""
 
     def begin(self, transactional_id: str, coordinator_epoch: int) -> None:
-        """A coordinator has given a producer id, which is told now.
+        """A coordinator has given a producer id and epoch, which are told now.
 
-        A client has one request of an id under way. So the next one of this id is sent after that.
-        Of other ids requests may have been sent before: they are none of its business.
+        What names them is sent after that; what names others of this id is refused for that. Of
+        other ids requests may have been sent before: they are none of its business.
         """
         self.begun = (transactional_id, coordinator_epoch)
 

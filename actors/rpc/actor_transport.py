@@ -227,15 +227,20 @@ class _Making:
         if self.is_told:
             await asyncio.sleep(0)
             return True
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout_ms / 1_000, resolve_future, turn, False)
-        self.turns.append(turn)
-        try:
-            return await turn
-        finally:
-            timer.cancel()
-            self.turns.remove(turn)
+        return await _turn(self.turns, asyncio.get_running_loop().time() + timeout_ms / 1_000)
+
+
+async def _turn(turns: deque[asyncio.Future[bool]], deadline: float) -> bool:
+    """Wait as the last of ``turns`` until somebody resolves ours; false if the time is up first."""
+    loop = asyncio.get_running_loop()
+    turn: asyncio.Future[bool] = loop.create_future()
+    timer = loop.call_at(deadline, resolve_future, turn, False)
+    turns.append(turn)
+    try:
+        return await turn
+    finally:
+        timer.cancel()
+        turns.remove(turn)
 
 
 class _LoopConnections:
@@ -450,14 +455,9 @@ class ActorConnection(FramedProtocol):
 
     async def _turn(self, deadline: float) -> bool:
         """Wait until the actor reads or the connection is lost; false if the time is up first."""
-        turn: asyncio.Future[bool] = self.loop.create_future()
-        timer = self.loop.call_at(deadline, resolve_future, turn, False)
-        self._turns.append(turn)
         try:
-            return await turn
+            return await _turn(self._turns, deadline)
         finally:
-            timer.cancel()
-            self._turns.remove(turn)
             # Once this call is sent: it may have filled the connection again.
             self.loop.call_soon(self.drained)
 

@@ -315,6 +315,7 @@ class Transactions:
 
         Java's client of version 2 may overtake its own batches with its commit, if threads of it
         race. It repeats the commit after them, as it does while the last one is not complete.
+        librdkafka is told UNKNOWN_PRODUCER_ID of an abort: see ``takes_another_pair``.
         """
         transactional_id = request.transactional_id
         asked = transaction.EndTxnRequest(
@@ -331,7 +332,7 @@ class Transactions:
         if reply.error is not ErrorCode.NONE:
             error = reply.error
             if error is ErrorCode.INVALID_TXN_STATE and reply.producer_id == request.producer_id:
-                # Others repeat it without end, as nothing may ever be enrolled.
+                # Java's batches will come. Others might repeat it without end: see ADR 34.
                 is_java = not is_version_1 and _JAVA.match(call.client.name) is not None
                 error = ErrorCode.CONCURRENT_TRANSACTIONS if is_java else error
             code = _code(call, ApiKey.END_TXN, error, is_version_1=is_version_1)

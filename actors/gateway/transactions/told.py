@@ -115,7 +115,8 @@ def takes_another_pair(client: Client) -> bool:
     clients the abort would have failed.
     """
     named = _LIBRDKAFKA.search(client.name)
-    return named is not None and int(named[named.lastindex or 0]) >= _LIBRDKAFKA_RELEASE_MIN
+    release = None if named is None else next(filter(None, named.groups()))
+    return release is not None and int(release) >= _LIBRDKAFKA_RELEASE_MIN
 
 
 async def coordinator_here(call: Call, shard: TopicPartition) -> str | None:
