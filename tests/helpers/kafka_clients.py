@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -446,6 +446,37 @@ def stop_when(process: subprocess.Popen[Any], is_so: Callable[[], bool]) -> None
             if is_so():
                 return
             process.send_signal(signal.SIGCONT)
+
+
+class KilledProgram:
+    """A program, as many processes of it as are started, one after the other; each is killed."""
+
+    def __init__(self, command: Sequence[str], printed: Path) -> None:
+        self._command, self._printed = command, printed
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start a process of it; the one before has to be gone."""
+        assert self.process is None
+        with self._printed.open("ab") as printed:
+            self.process = subprocess.Popen(self._command, stdout=printed, stderr=subprocess.STDOUT)
+
+    def said(self) -> str:
+        """What all its processes have printed."""
+        return self._printed.read_text(encoding="utf-8", errors="replace")
+
+    def kill_when(self, is_so: Callable[[], bool]) -> None:
+        """kill -9 at a moment when that is so."""
+        assert self.process is not None
+        stop_when(self.process, is_so)
+        self.close()
+
+    def close(self) -> None:
+        """kill -9, whatever it does."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
 
 
 class OpenOutput:

@@ -11,12 +11,12 @@ from pathlib import Path
 from kafka_clients import (
     UNCOMMITTED,
     KafkaCluster,
+    KilledProgram,
     OpenOutput,
     fetched_jars,
     java,
     read_to_end,
     read_with_librdkafka,
-    stop_when,
     write_with_librdkafka,
 )
 
@@ -31,14 +31,13 @@ TRANSACTIONS_OF_LIFE = 3
 """A process is killed in its third transaction that was seen, or a later one."""
 
 
-class WordCount:
-    """The application: as many processes of it as are started, one after the other."""
+class WordCount(KilledProgram):
+    """The application."""
 
     def __init__(self, cluster: KafkaCluster, work: Path, name: str, **settings: object) -> None:
         self.source, self.sink = f"{name}-lines", f"{name}-counts"
-        self._work, self._classes = work, work / "classes"
-        self._jars = fetched_jars(*KAFKA_STREAMS)
-        self._settings = {
+        classes, jars = work / "classes", fetched_jars(*KAFKA_STREAMS)
+        given = {
             "bootstrap.servers": cluster.bootstrap,
             "application.id": name,
             "state.dir": work / "state",
@@ -46,48 +45,22 @@ class WordCount:
             "max.poll.records": 50,
             **settings,
         }
-        self.process: subprocess.Popen[bytes] | None = None
         program = SUITES / "WordCount.java"
         subprocess.run(
             [
-                *(str(Path(java()).with_name("javac")), "-cp", f"{self._jars}/*"),
-                *("-d", self._classes, program),
+                *(str(Path(java()).with_name("javac")), "-cp", f"{jars}/*"),
+                *("-d", classes, program),
             ],
             check=True,
             timeout=COMPILE_TIMEOUT_S,
         )
-
-    def start(self) -> None:
-        """Start a process of it; the one before has to be gone."""
-        assert self.process is None
-        with (self._work / "word-count.txt").open("ab") as said:
-            self.process = subprocess.Popen(
-                [
-                    *(java(), "-Xmx256m", "-XX:TieredStopAtLevel=1"),
-                    *("-cp", f"{self._classes}:{self._jars}/*", "WordCount"),
-                    *(self.source, self.sink),
-                    *(f"{name}={value}" for name, value in self._settings.items()),
-                ],
-                stdout=said,
-                stderr=subprocess.STDOUT,
-            )
-
-    def said(self) -> str:
-        """What all its processes have printed."""
-        return (self._work / "word-count.txt").read_text()
-
-    def kill_when(self, is_so: Callable[[], bool]) -> None:
-        """kill -9 at a moment when that is so."""
-        assert self.process is not None
-        stop_when(self.process, is_so)
-        self.close()
-
-    def close(self) -> None:
-        """kill -9, whatever it does."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+        command = [
+            *(java(), "-Xmx256m", "-XX:TieredStopAtLevel=1"),
+            *("-cp", f"{classes}:{jars}/*", "WordCount"),
+            *(self.source, self.sink),
+            *(f"{setting}={value}" for setting, value in given.items()),
+        ]
+        super().__init__(command, work / "word-count.txt")
 
 
 def lines(count: int) -> list[bytes]:

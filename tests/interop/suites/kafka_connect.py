@@ -7,7 +7,6 @@ has the type ``connect``.
 from __future__ import annotations
 
 import json
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -22,12 +21,12 @@ from kafka_clients import (
     COMMITTED,
     HOST,
     UNCOMMITTED,
+    KilledProgram,
     OpenOutput,
     fetched_jars,
     java,
     read_to_end,
     read_with_librdkafka,
-    stop_when,
     write_with_librdkafka,
 )
 from programs import Programs
@@ -66,12 +65,10 @@ def needs() -> None:
     fetched_jars(*CONNECT)
 
 
-class Worker:
-    """A worker in distributed mode: as many processes of it as are started, one after the other."""
+class Worker(KilledProgram):
+    """A worker in distributed mode."""
 
     def __init__(self, place: Place, name: str, settings: Mapping[str, object] = NONE) -> None:
-        self._work = place.directory
-        self._process: subprocess.Popen[bytes] | None = None
         given = {
             "bootstrap.servers": place.cluster.bootstrap,
             "group.id": name,
@@ -93,37 +90,16 @@ class Worker:
             **settings,
         }
         lines = [f"{setting}={value}\n" for setting, value in given.items()]
-        self._properties = self._work / "worker.properties"
-        self._properties.write_text("".join(lines), encoding="utf-8")
-
-    def start(self) -> None:
-        """Start a process of it; the one before has to be gone."""
-        assert self._process is None
-        with (self._work / "worker.txt").open("ab") as said:
-            self._process = subprocess.Popen(
-                [
-                    *(java(), "-Xmx384m", "-XX:TieredStopAtLevel=1"),
-                    *(f"-Dorg.slf4j.simpleLogger.log.org.apache.kafka.{one}=warn" for one in QUIET),
-                    *("-cp", f"{fetched_jars(*CONNECT)}/*"),
-                    "org.apache.kafka.connect.cli.ConnectDistributed",
-                    str(self._properties),
-                ],
-                stdout=said,
-                stderr=subprocess.STDOUT,
-            )
-
-    def kill_when(self, is_so: Callable[[], bool]) -> None:
-        """kill -9 at a moment when that is so."""
-        assert self._process is not None
-        stop_when(self._process, is_so)
-        self.close()
-
-    def close(self) -> None:
-        """kill -9, whatever it does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        properties = place.directory / "worker.properties"
+        properties.write_text("".join(lines), encoding="utf-8")
+        command = [
+            *(java(), "-Xmx384m", "-XX:TieredStopAtLevel=1"),
+            *(f"-Dorg.slf4j.simpleLogger.log.org.apache.kafka.{one}=warn" for one in QUIET),
+            *("-cp", f"{fetched_jars(*CONNECT)}/*"),
+            "org.apache.kafka.connect.cli.ConnectDistributed",
+            str(properties),
+        ]
+        super().__init__(command, place.directory / "worker.txt")
 
     def configure(self, connector: str, settings: Mapping[str, object]) -> None:
         """Create a connector, or change its settings, once the worker takes orders."""
@@ -178,16 +154,12 @@ class Worker:
 
     def _port(self) -> int:
         """Where its process listens; 0 if it does not yet."""
-        assert self._process is not None
-        assert self._process.poll() is None, f"the worker has ended: {self.said()[-2_000:]}"
-        for one in psutil.Process(self._process.pid).net_connections(kind="tcp"):
+        assert self.process is not None
+        assert self.process.poll() is None, f"the worker has ended: {self.said()[-2_000:]}"
+        for one in psutil.Process(self.process.pid).net_connections(kind="tcp"):
             if one.status == psutil.CONN_LISTEN:
                 return int(one.laddr.port)
         return 0
-
-    def said(self) -> str:
-        """What all its processes have printed."""
-        return (self._work / "worker.txt").read_text(encoding="utf-8", errors="replace")
 
 
 # --- files ----------------------------------------------------------------------------------------
